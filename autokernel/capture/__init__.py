@@ -1,0 +1,1 @@
+"""Anything that a user calls a model -> `nn.Module` with inputs -> torch-level FX graphs."""

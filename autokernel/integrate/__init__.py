@@ -1,0 +1,1 @@
+"""Put kept kernels back into a model: the Dynamo backend, the artifact, whole-model measurement."""

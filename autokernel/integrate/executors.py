@@ -1,0 +1,62 @@
+"""What carries a rewritten graph: Inductor or the plain graph, each with or without CUDA graphs.
+
+`EXECUTORS` is the literal registry; whole-model measurement chooses among them.  Everything that touches
+private parts of Inductor is in this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+Compiled = Callable[..., Any]
+
+
+def inductor(gm: fx.GraphModule, inputs: Sequence[Any], static: set[int]) -> Compiled:
+    return _inductor(gm, inputs, {})
+
+
+def inductor_cudagraphs(gm: fx.GraphModule, inputs: Sequence[Any], static: set[int]) -> Compiled:
+    """Inductor with its CUDA-graph trees, as ``mode="reduce-overhead"`` has it."""
+    return _inductor(gm, inputs, {"triton.cudagraphs": True})
+
+
+def inductor_one_graph(gm: fx.GraphModule, inputs: Sequence[Any], static: set[int]) -> Compiled:
+    """Inductor's kernels in one CUDA graph of our own, which costs the host less than trees do."""
+    from autokernel.integrate.cuda_graph import CudaGraph
+
+    return CudaGraph(_inductor(gm, inputs, {"triton.cudagraphs": False}), static)
+
+
+def plain(gm: fx.GraphModule, inputs: Sequence[Any], static: set[int]) -> Compiled:
+    return gm.forward
+
+
+def plain_cudagraph(gm: fx.GraphModule, inputs: Sequence[Any], static: set[int]) -> Compiled:
+    from autokernel.integrate.cuda_graph import CudaGraph
+
+    return CudaGraph(gm.forward, static)
+
+
+EXECUTORS: dict[str, Callable[[fx.GraphModule, Sequence[Any], set[int]], Compiled]] = {
+    "inductor": inductor,
+    "inductor-cudagraphs": inductor_cudagraphs,
+    "inductor-one-graph": inductor_one_graph,
+    "plain": plain,
+    "plain-cudagraph": plain_cudagraph,
+}
+
+
+def executors_for(device: str, compiler: bool) -> list[str]:
+    """The executors worth measuring on ``device``; without a compiler Inductor is out on a CPU."""
+    if device.startswith("cuda"):
+        return ["inductor-cudagraphs", "inductor-one-graph", "plain-cudagraph"]
+    return ["inductor", "plain"] if compiler else ["plain"]
+
+
+def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], patches: dict[str, Any]) -> Compiled:
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(gm, list(inputs), config_patches=patches)

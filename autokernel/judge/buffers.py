@@ -1,0 +1,151 @@
+"""The judge's buffers for one task: input slots that all its workers map, output areas that one worker fills.
+
+A slot is one full set of inputs.  Timing rotates over the first ``count`` slots; two more hold the same
+values as an offset view and with padded rows.  On a GPU, static inputs are repeated per slot where that
+is what it takes to be cold in L2, as a model's weights are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from autokernel.judge.arena import Arena
+from autokernel.judge.clock import MIN_GRAPH_CALLS, MIN_SAMPLE_S, l2_bytes
+from autokernel.judge.handle import Worker
+from autokernel.judge.layout import TensorSpec, fill, pack_specs, raw
+from autokernel.judge.protocol import Flag, OutputRecord
+from autokernel.records import Task
+
+CPU_SLOTS = 4
+BUDGET = {"cpu": 512 << 20, "cuda": 4 << 30}
+MAX_SLOTS = 128
+PATTERNS = (0xFF, 0x7B)
+"""Bytes that memory is poisoned with: NaN in every float dtype, and a large finite number."""
+
+
+def slot_count(device: torch.device, bytes_per_call: int, estimate_s: float) -> int:
+    """How many distinct input sets to rotate over.
+
+    On a GPU, calls short enough to be helped by a warm L2 rotate over at least 3 x L2 of buffers.
+    """
+    room = max(1, BUDGET[device.type] // max(bytes_per_call, 1))
+    if device.type == "cpu":
+        return min(CPU_SLOTS, room)
+    if estimate_s >= MIN_SAMPLE_S["cuda"]:
+        return min(2, room)
+    wanted = max(MIN_GRAPH_CALLS, math.ceil(3 * l2_bytes(device) / max(bytes_per_call, 1)))
+    return max(1, min(wanted, MAX_SLOTS, room))
+
+
+class InputBuffers:
+    """Input slots of one task in one arena."""
+
+    def __init__(
+        self,
+        task: Task,
+        specs: Sequence[TensorSpec],
+        count: int,
+        device: torch.device,
+        scratch: Path,
+        *,
+        ipc: bool,
+    ) -> None:
+        self.task, self.count = task, count
+        static = [p.role != "activation" for p in task.inputs]
+        static_bytes = sum(s.extent for s, is_static in zip(specs, static, strict=True) if is_static)
+        repeat = device.type == "cuda" and count > 1 and static_bytes < 3 * l2_bytes(device)
+        cursor, first = 0, list[TensorSpec]()
+        self.slots: list[list[TensorSpec]] = []
+        self._static_slots: list[int] = []
+        for index in range(count + 2):
+            shift, pad = (1 if index == count else 0), (8 if index == count + 1 else 0)
+            slot = []
+            own = index == 0 or (repeat and index < count)
+            for i, spec in enumerate(specs):
+                if static[i] and not own:
+                    slot.append(first[i])
+                    continue
+                shaped = spec if static[i] else spec.padded(pad)
+                placed, cursor = pack_specs([shaped], cursor, 0 if static[i] else shift)
+                slot.append(placed[0])
+            first = first or slot
+            if own:
+                self._static_slots.append(index)
+            self.slots.append(slot)
+        self.arena = Arena(device, cursor, scratch, ipc=ipc)
+        self._static = static
+
+    @property
+    def views(self) -> dict[str, int]:
+        """Name -> slot of the same values in another memory layout."""
+        names = {"as an offset view": self.count}
+        if self.slots[self.count + 1] != [
+            s.at(p.offset) for s, p in zip(self.slots[0], self.slots[self.count + 1], strict=True)
+        ]:
+            names["with padded rows"] = self.count + 1
+        return names
+
+    def write(self, slot: int, inputs: Sequence[Tensor]) -> None:
+        """Put activations into ``slot``; static inputs are left as they are."""
+        for spec, value, is_static in zip(self.slots[slot], inputs, self._static, strict=True):
+            if not is_static:
+                fill(self.arena.view(spec), value)
+
+    def write_statics(self, inputs: Sequence[Tensor]) -> None:
+        """Change the static inputs in place, in every slot that has its own."""
+        for slot in self._static_slots:
+            for spec, value, is_static in zip(self.slots[slot], inputs, self._static, strict=True):
+                if is_static:
+                    fill(self.arena.view(spec), value)
+
+    def changed_input(self, slot: int, inputs: Sequence[Tensor]) -> str:
+        """Name of an input in ``slot`` that no longer holds what was written, or ``""``."""
+        for port, spec, value in zip(self.task.inputs, self.slots[slot], inputs, strict=True):
+            if not torch.equal(raw(self.arena.view(spec)), raw(value)):
+                return port.name
+        return ""
+
+    def close(self) -> None:
+        self.arena.close()
+
+
+class OutputBuffers:
+    """One output area per input slot, for one worker at a time."""
+
+    def __init__(
+        self, specs: Sequence[TensorSpec], slots: int, device: torch.device, scratch: Path, *, ipc: bool
+    ) -> None:
+        dense = [s.contiguous() for s in specs]
+        first, self.area = pack_specs(dense)
+        self.area = max(self.area, 256)
+        self.specs = list(specs)
+        self.slots = [[s.at(s.offset + i * self.area) for s in first] for i in range(slots)]
+        self.arena = Arena(device, self.area * slots, scratch, ipc=ipc)
+
+    def outputs(self, slot: int) -> list[Tensor]:
+        """Views of what the worker put there; clone before the next run."""
+        return [self.arena.view(s) for s in self.slots[slot]]
+
+    def rows(self) -> Tensor:
+        """The arena as (slots, bytes per area)."""
+        return self.arena.bytes()[: self.area * len(self.slots)].view(len(self.slots), self.area)
+
+    def poison(self, pattern: int = PATTERNS[0]) -> None:
+        self.arena.bytes().fill_(pattern)
+        self.arena.sync()
+
+    def attach(self, worker: Worker, inputs: InputBuffers) -> None:
+        worker.attach((inputs.arena, inputs.slots), (self.arena, self.slots))
+
+    def close(self) -> None:
+        self.arena.close()
+
+
+def uncopied(records: Sequence[OutputRecord]) -> bool:
+    """Whether some output could not be copied to the arena (its form was wrong)."""
+    return any(not r.flags & Flag.COPIED for r in records)

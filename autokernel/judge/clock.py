@@ -1,0 +1,308 @@
+"""The one stopwatch: how anything here is timed, in a worker and from the judge.
+
+In the worker, `make_timer` prepares a list of calls on distinct input buffers and then yields samples:
+
+- CPU: the host clock around enough calls, rotating over the buffers, to last `MIN_SAMPLE_S`.
+- CUDA, `graph=True`: one CUDA graph of the calls over all buffers (so that launch overhead, which a
+  whole-model graph removes, is no part of a kernel's time), replayed once per sample.
+- CUDA otherwise: device events around plain calls on an idle device, launch gaps included.
+
+Before every CUDA sample the L2 cache is flushed.  From the judge, `interleave` runs the arms in random
+order round by round and notes, beside each claimed time, how long the judge itself waited (the gate).
+A worker's own numbers are claims; `gate_fault` says when the judge's clock contradicts them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+Target = tuple[Callable[..., Any], Sequence[Any]]
+
+MIN_SAMPLE_S = {"cpu": 0.0015, "cuda": 0.0002}
+SHORT_S = 50e-6
+MIN_GRAPH_CALLS = 20
+WARMUP_CALLS = 3
+MAX_CALLS = 100_000
+
+
+def l2_bytes(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0
+
+
+def flush_bytes(device: torch.device) -> int:
+    return max(256 << 20, 4 * l2_bytes(device))
+
+
+def pause_for(device: torch.device) -> float:
+    return PAUSE_S if device.type == "cpu" else 0.0
+
+
+class Timer(Protocol):
+    calls: int
+    estimate_s: float
+    mode: str
+    note: str
+    outputs: dict[int, Any]
+
+    def sample(self, start: int) -> float:
+        """Seconds that ``calls`` calls took, the first one on buffer ``start``; fills ``outputs``."""
+        ...
+
+
+def make_timer(
+    targets: Sequence[Target], device: torch.device, *, min_sample_s: float | None = None, graph: bool = True
+) -> Timer:
+    """A timer over ``targets``, warmed up. ``outputs`` will hold each buffer's most recent result."""
+    if device.type == "cuda":
+        return _cuda_timer(targets, device, min_sample_s or MIN_SAMPLE_S["cuda"], graph)
+    return HostTimer(targets, min_sample_s or MIN_SAMPLE_S["cpu"])
+
+
+class HostTimer:
+    mode, note = "host", ""
+
+    def __init__(self, targets: Sequence[Target], min_sample_s: float) -> None:
+        self.targets, self.outputs, self.calls = targets, {}, 1
+        for start in range(WARMUP_CALLS):
+            self.sample(start)
+        once = min(self.sample(i) for i in range(3))
+        if once < min_sample_s:  # a single short call is measured badly: measure a few before deciding
+            self.calls = max(1, min(MAX_CALLS, math.ceil(0.2 * min_sample_s / max(once, 1e-7))))
+            once = self.sample(0) / self.calls
+        self.calls = max(1, min(MAX_CALLS, math.ceil(min_sample_s / max(once, 1e-8))))
+        self.estimate_s = once
+
+    def sample(self, start: int) -> float:
+        n, ring, targets = len(self.targets), self.outputs, self.targets
+        order = [(start + i) % n for i in range(self.calls)]
+        ring.clear()
+        begin = time.perf_counter()
+        for slot in order:
+            ring[slot] = None  # free the last result first: memory is recycled as in a model
+            fn, args = targets[slot]
+            ring[slot] = fn(*args)
+        return time.perf_counter() - begin
+
+
+def _cuda_timer(targets: Sequence[Target], device: torch.device, min_sample_s: float, graph: bool) -> Timer:
+    plain = EventTimer(targets, device, 1)
+    for start in range(WARMUP_CALLS):
+        plain.sample(start)
+    once = statistics.median(plain.sample(i) for i in range(3))
+    if not graph:
+        plain.calls, plain.estimate_s = max(1, math.ceil(min_sample_s / max(once, 1e-7))), once
+        return plain
+    n = len(targets)
+    calls = n if once > min_sample_s else n * max(1, math.ceil(MIN_GRAPH_CALLS / n))
+    try:
+        timer = GraphTimer(targets, device, calls)
+    except RuntimeError as error:
+        torch.cuda.synchronize(device)
+        plain.calls, plain.estimate_s = calls, once
+        plain.note = f"no CUDA graph: {str(error).splitlines()[0][:200]}"
+        return plain
+    return timer
+
+
+class _DeviceTimer:
+    def __init__(self, targets: Sequence[Target], device: torch.device, calls: int) -> None:
+        self.targets, self.device, self.calls = targets, device, calls
+        self.outputs: dict[int, Any] = {}
+        self.estimate_s, self.note = 0.0, ""
+        self.begin = torch.cuda.Event(enable_timing=True)
+        self.end = torch.cuda.Event(enable_timing=True)
+        self.flush = _flush_buffer(device)
+
+    def _elapsed_s(self) -> float:
+        self.end.synchronize()
+        return self.begin.elapsed_time(self.end) / 1e3
+
+
+class EventTimer(_DeviceTimer):
+    mode = "events"
+
+    def sample(self, start: int) -> float:
+        n, ring, targets = len(self.targets), self.outputs, self.targets
+        order = [(start + i) % n for i in range(self.calls)]
+        ring.clear()
+        torch.compiler.cudagraph_mark_step_begin()  # earlier results of a compiled subject are done with
+        self.flush.zero_()
+        torch.cuda.synchronize(self.device)
+        self.begin.record()
+        for slot in order:
+            ring[slot] = None
+            fn, args = targets[slot]
+            ring[slot] = fn(*args)
+        self.end.record()
+        return self._elapsed_s()
+
+
+class GraphTimer(_DeviceTimer):
+    mode = "graph"
+
+    def __init__(self, targets: Sequence[Target], device: torch.device, calls: int) -> None:
+        super().__init__(targets, device, calls)
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for fn, args in targets[:WARMUP_CALLS]:
+                fn(*args)
+        torch.cuda.current_stream(device).wait_stream(side)
+        torch.cuda.synchronize(device)
+        self.graph = torch.cuda.CUDAGraph()
+        results: dict[int, Any] = {}
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            for i in range(calls):
+                fn, args = targets[i % len(targets)]
+                results[i % len(targets)] = fn(*args)
+        self.outputs = results
+        for _ in range(2):
+            self.sample(0)
+        self.estimate_s = self.sample(0) / calls
+
+    def sample(self, start: int) -> float:
+        self.flush.zero_()
+        self.begin.record()
+        self.graph.replay()
+        self.end.record()
+        return self._elapsed_s()
+
+
+_flush: dict[torch.device, torch.Tensor] = {}
+
+
+def _flush_buffer(device: torch.device) -> torch.Tensor:
+    if device not in _flush:
+        _flush[device] = torch.empty(flush_bytes(device), dtype=torch.uint8, device=device)
+    return _flush[device]
+
+
+# -- the judge's side -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Sample:
+    """One timed sample: ``claimed_s`` for ``calls`` calls by the worker's clock, ``gated_s`` by ours."""
+
+    claimed_s: float
+    gated_s: float
+    calls: int
+
+    @property
+    def per_call_s(self) -> float:
+        return self.claimed_s / self.calls
+
+
+class Arm(Protocol):
+    name: str
+
+    def sample(self, start: int) -> Sample: ...
+
+
+@dataclass(slots=True)
+class Rounds:
+    """Samples per arm; the i-th sample of every arm belongs to the same round."""
+
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+
+    def times_s(self, arm: str) -> list[float]:
+        return [s.per_call_s for s in self.samples[arm]]
+
+    def median_us(self, arm: str) -> float:
+        return statistics.median(self.times_s(arm)) * 1e6
+
+
+PAUSE_S, QUIET_S = 0.002, 0.05
+"""On a CPU: before each sample, and before the first one.  OpenMP threads spin for a while after their work
+(`launch.SPIN` bounds it in workers, 30 ms is usual in this process), and take a core from the next arm."""
+
+BLOCK = 5
+"""Rounds between two calls of ``between`` (fresh contents in the buffers)."""
+
+
+def interleave(
+    arms: Sequence[Arm],
+    rounds: int,
+    *,
+    buffers: int = 1,
+    after: Callable[[Arm, int], None] | None = None,
+    between: Callable[[], None] | None = None,
+    pause_s: float = 0.0,
+    rng: random.Random | None = None,
+) -> Rounds:
+    """Time every arm once per round, in random order, for exactly ``rounds`` rounds.
+
+    ``after(arm, start)`` runs untimed behind each sample (checks its outputs), ``between()`` before each
+    block of rounds. All arms of a round start on the same buffer. ``pause_s``: see PAUSE_S.
+    """
+    rng = rng or random.SystemRandom()
+    result = Rounds({arm.name: [] for arm in arms})
+    with _quiet(pause_s):
+        _run_rounds(result, arms, rounds, buffers, after, between, pause_s, rng)
+    return result
+
+
+@contextmanager
+def _quiet(pause_s: float) -> Iterator[None]:
+    """Keep this process's own threads from spinning while others are timed: one thread until it is over."""
+    threads = torch.get_num_threads()
+    if pause_s:
+        torch.set_num_threads(1)
+        time.sleep(QUIET_S)
+    try:
+        yield
+    finally:
+        if pause_s:
+            torch.set_num_threads(threads)
+
+
+def _run_rounds(
+    result: Rounds,
+    arms: Sequence[Arm],
+    rounds: int,
+    buffers: int,
+    after: Callable[[Arm, int], None] | None,
+    between: Callable[[], None] | None,
+    pause_s: float,
+    rng: random.Random,
+) -> None:
+    for i in range(rounds):
+        if between is not None and i % BLOCK == 0:
+            between()
+            for arm in arms:  # the first call after a pause is never typical
+                arm.sample(0)
+        start = rng.randrange(buffers)
+        for arm in rng.sample(list(arms), len(arms)):
+            if pause_s:
+                time.sleep(pause_s)
+            result.samples[arm.name].append(arm.sample(start))
+            if after is not None:
+                after(arm, start)
+
+
+def gate_fault(candidate: Sequence[Sample], trusted: Sequence[Sample]) -> str:
+    """Why the judge's clock contradicts the candidate's claims, or ``""``.
+
+    The judge waits a little longer than a worker claims: message, wake-up, cache flush. That overhead is
+    the same for a trusted arm measured in the same rounds, so only what the candidate's exceeds it by
+    counts, and only where it is both a tenth of the time and above the trusted arm's own scatter.
+    """
+    if any(s.claimed_s > s.gated_s or s.claimed_s <= 0 for s in candidate):
+        return "claims more time than the judge saw pass, or none at all"
+    overhead = sorted(s.gated_s - s.claimed_s for s in trusted)
+    typical = statistics.median(overhead)
+    scatter = overhead[int(0.9 * (len(overhead) - 1))] - typical
+    claimed = statistics.median(s.claimed_s for s in candidate)
+    seen = statistics.median(s.gated_s for s in candidate) - typical
+    if claimed < 0.9 * seen - 3 * scatter - 1e-4:
+        return f"claims {claimed * 1e6:.1f} us a sample, but the judge's own clock saw {seen * 1e6:.1f} us"
+    return ""

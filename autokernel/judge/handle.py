@@ -1,0 +1,193 @@
+"""The judge's handle on one worker process: every call has a deadline, every failure a status and a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autokernel.judge.arena import Arena, Export
+from autokernel.judge.clock import Sample
+from autokernel.judge.launch import Launcher, cache_folders
+from autokernel.judge.layout import TensorSpec
+from autokernel.judge.protocol import (
+    ChannelClosed,
+    DeadlineExpired,
+    Exchange,
+    Op,
+    OutputRecord,
+    ProtocolError,
+    Reply,
+    ReplyStatus,
+)
+from autokernel.records import Status
+
+COMPILE_S = 300.0
+RUN_S = 120.0
+OWN_S = 60.0
+"""Deadlines in seconds: loading or first call, any later call, and requests that run no candidate code."""
+
+STATUS_OF: dict[ReplyStatus, Status] = {
+    ReplyStatus.LOAD_ERROR: "compile_error",
+    ReplyStatus.COMPILE_ERROR: "compile_error",
+    ReplyStatus.RUN_ERROR: "crash",
+    ReplyStatus.STRUCTURE: "incorrect",
+    ReplyStatus.STATE: "rejected",
+    ReplyStatus.WORKER_ERROR: "infra_error",
+}
+DOING = {
+    Op.SETUP: "starting", Op.LOAD: "loading", Op.ATTACH: "mapping its buffers", Op.RUN: "running",
+    Op.REPACK: "packing its weights again", Op.PREPARE: "warming up", Op.TIME: "being timed",
+    Op.COLLECT: "handing over its outputs",
+}  # fmt: skip
+
+
+class WorkerFault(Exception):
+    """A worker failed. Caught where a verdict is made; ``status`` and ``reason`` go into it."""
+
+    def __init__(self, status: Status, reason: str, log: str = "") -> None:
+        super().__init__(reason)
+        self.status: Status = status
+        self.reason, self.log = reason, log
+
+
+@dataclass(slots=True)
+class Ran:
+    """What one RUN reported: the outputs of each slot, and the device memory it took at its peak (bytes)."""
+
+    outputs: dict[int, list[OutputRecord]]
+    peak_bytes: float
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A timer that stands ready in the worker. ``note`` says why there is no CUDA graph, if there is none."""
+
+    calls: int
+    estimate_s: float
+    graph: bool
+    note: str
+
+
+class Worker:
+    """One worker process. Ended by ``close``; after a WorkerFault from a call it is already dead."""
+
+    def __init__(self, launcher: Launcher, *, trusted: bool, allow_tf32: bool = False) -> None:
+        self.launcher, self.trusted = launcher, trusted
+        self.process = launcher.take()
+        self.exports: list[tuple[Arena, Export]] = []
+        self.closed = False
+        scratch = launcher.scratch_folder(self.process.pid)
+        env = cache_folders(scratch, trusted=trusted)
+        if launcher.device.startswith("cpu"):
+            env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a pool of compilers would linger while we time
+        self.call(
+            Op.SETUP,
+            {"scratch": str(scratch), "env": env, "trusted": trusted, "allow_tf32": allow_tf32},
+            OWN_S,
+        )
+
+    @property
+    def alive(self) -> bool:
+        return not self.closed and self.process.exit_text(0.0) == "still running"
+
+    def call(self, op: Op, args: dict[str, Any], deadline_s: float) -> Exchange:
+        if self.closed:
+            raise WorkerFault("infra_error", "the worker has been closed")
+        try:
+            exchange = self.process.end.call(op, args, deadline_s)
+        except DeadlineExpired:
+            log = self._bury()
+            raise WorkerFault(
+                "timeout", f"no answer within {deadline_s:.0f} s while {DOING[op]}", log
+            ) from None
+        except ChannelClosed:
+            how = self.process.exit_text()
+            log = self._bury()
+            raise WorkerFault("crash", f"the process ended ({how}) while {DOING[op]}", log) from None
+        except ProtocolError as error:
+            log = self._bury()
+            raise WorkerFault("rejected", f"tampered with the judge's channel: {error}", log) from None
+        if exchange.reply.status is not ReplyStatus.OK:
+            raise self._fault(op, exchange.reply)
+        return exchange
+
+    def _fault(self, op: Op, reply: Reply) -> WorkerFault:
+        status = STATUS_OF[reply.status]
+        prefix = {
+            ReplyStatus.STATE: "changes global state: ",
+            ReplyStatus.WORKER_ERROR: f"worker error while {DOING[op]}: ",
+        }.get(reply.status, "")
+        return WorkerFault(status, prefix + reply.text, self.process.log.text(0.05))
+
+    def _bury(self) -> str:
+        log = self.process.log
+        self.close()
+        return log.text(0.5)
+
+    def load(self, subject: int, spec: dict[str, Any], deadline_s: float = COMPILE_S) -> None:
+        self.call(Op.LOAD, {"subject": subject, "spec": spec}, deadline_s)
+
+    def attach(
+        self,
+        inputs: tuple[Arena, Sequence[Sequence[TensorSpec]]] | None = None,
+        outputs: tuple[Arena, Sequence[Sequence[TensorSpec]]] | None = None,
+    ) -> None:
+        args: dict[str, Any] = {}
+        for key, given in (("inputs", inputs), ("outputs", outputs)):
+            if given is not None:
+                arena, slots = given
+                export = arena.export()
+                self.exports.append((arena, export))
+                args[key] = {"arena": export.told, "slots": [[s.to_json() for s in slot] for slot in slots]}
+        self.call(Op.ATTACH, args, OWN_S)
+
+    def run(
+        self, subject: int, slots: Sequence[int], *, pattern: int | None = None, deadline_s: float = RUN_S
+    ) -> Ran:
+        args = {"subject": subject, "slots": list(slots), "pattern": pattern}
+        reply = self.call(Op.RUN, args, deadline_s).reply
+        return Ran(_by_slot(reply), reply.doubles[0] if reply.doubles else 0.0)
+
+    def repack(self, subject: int) -> None:
+        self.call(Op.REPACK, {"subject": subject}, RUN_S)
+
+    def prepare(
+        self, subject: int, slots: Sequence[int], *, graph: bool, min_sample_s: float | None = None
+    ) -> Prepared:
+        args = {"subject": subject, "slots": list(slots), "graph": graph, "min_sample_s": min_sample_s}
+        reply = self.call(Op.PREPARE, args, COMPILE_S).reply
+        calls, estimate_s, has_graph = self._doubles(reply, 3)
+        return Prepared(int(calls), estimate_s, bool(has_graph), reply.text)
+
+    def time(self, subject: int, start: int) -> Sample:
+        exchange = self.call(Op.TIME, {"subject": subject, "start": start}, RUN_S)
+        seconds, calls = self._doubles(exchange.reply, 2)
+        return Sample(seconds, exchange.gated_s, max(1, int(calls)))
+
+    def collect(self, subject: int) -> dict[int, list[OutputRecord]]:
+        return _by_slot(self.call(Op.COLLECT, {"subject": subject}, RUN_S).reply)
+
+    def _doubles(self, reply: Reply, count: int) -> list[float]:
+        if len(reply.doubles) != count or any(x != x for x in reply.doubles):
+            log = self._bury()
+            raise WorkerFault("rejected", "tampered with the judge's channel: wrong numbers in a reply", log)
+        return reply.doubles
+
+    def close(self) -> None:
+        """Kill the process group, release what it mapped, delete its scratch folder."""
+        if self.closed:
+            return
+        self.closed = True
+        self.process.kill()
+        for arena, export in self.exports:
+            arena.release(export)
+        self.exports.clear()
+        self.launcher.discard_scratch(self.process.pid)
+
+
+def _by_slot(reply: Reply) -> dict[int, list[OutputRecord]]:
+    outputs: dict[int, list[OutputRecord]] = {}
+    for record in reply.tensors:
+        outputs.setdefault(record.position, []).append(record)
+    return outputs

@@ -1,0 +1,146 @@
+"""The judge: opens tasks, spawns workers, and owns the processes and the scratch folder.
+
+It never imports or executes a candidate.  References are trusted: they are written by extraction, or
+given by the user.  What is not covered: see `launch` (no sandbox yet beyond a process group, a scrubbed
+environment and deadlines) and `protocol` (a candidate can forge its own claims, not the comparison of its
+outputs in judge-held memory nor the judge's clock).  One Judge measures one thing at a time.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel.errors import DeviceMissing
+from autokernel.judge import spawned
+from autokernel.judge.arena import Arena, remove_shared_folder
+from autokernel.judge.handle import COMPILE_S, Worker, WorkerFault
+from autokernel.judge.launch import Launcher
+from autokernel.judge.layout import TensorSpec
+from autokernel.judge.spawned import PairedResult, SpawnedWorker
+from autokernel.judge.task_judge import TaskJudge
+from autokernel.records import Task
+
+
+class Judge:
+    """A context manager. ``scratch`` is where workers get their folders; by default a temporary one.
+
+    Raises DeviceMissing when the device is not there.
+    """
+
+    def __init__(
+        self, device: str, *, scratch: Path | None = None, threads: int | None = None, pool: int | None = None
+    ) -> None:
+        self.device = torch.device(device)
+        if self.device.type == "cuda":
+            if not torch.cuda.is_available() or (self.device.index or 0) >= torch.cuda.device_count():
+                raise DeviceMissing(f"there is no device {device} here")
+            self.device = torch.device("cuda", self.device.index or 0)
+        elif self.device.type != "cpu":
+            raise DeviceMissing(f"device {device!r} is not supported; use cpu, cuda or cuda:N")
+        self._made_scratch = Path(tempfile.mkdtemp(prefix="autokernel-", dir=scratch))
+        self.scratch = self._made_scratch.resolve()
+        self.threads = threads or torch.get_num_threads()
+        self.launcher = Launcher(str(self.device), self.scratch, threads=self.threads, pool=pool)
+        self._tasks: list[TaskJudge] = []
+        self._spawned: list[SpawnedWorker] = []
+        self._ipc: bool | None = None
+
+    @property
+    def ipc(self) -> bool:
+        """Whether a worker can map device memory of ours (found out once); else it goes through the host."""
+        if self._ipc is None:
+            self._ipc = self.device.type == "cuda" and self._probe_ipc()
+        return self._ipc
+
+    def _probe_ipc(self) -> bool:
+        arena = Arena(self.device, 4096, self.scratch)
+        if arena.kind != "cuda-ipc":
+            arena.close()
+            return False
+        worker = Worker(self.launcher, trusted=True)
+        try:
+            worker.attach(inputs=(arena, [[TensorSpec(torch.uint8, (4096,), (1,))]]))
+            return True
+        except WorkerFault as fault:
+            warnings.warn(
+                f"CUDA IPC does not work here, going through the host: {fault.reason}", stacklevel=3
+            )
+            return False
+        finally:
+            worker.close()
+            arena.close()
+
+    def open(self, task: Task) -> TaskJudge:
+        """Load the task's reference, start and time its baselines. Raises TaskError if it can't be judged."""
+        self.launcher.refill()
+        task_judge = TaskJudge(self, task)
+        self._tasks.append(task_judge)
+        return task_judge
+
+    def forget(self, task_judge: TaskJudge) -> None:
+        if task_judge in self._tasks:
+            self._tasks.remove(task_judge)
+
+    def spawn(
+        self,
+        subject: dict[str, Any],
+        inputs_layout: Sequence[TensorSpec | Tensor],
+        outputs_layout: Sequence[TensorSpec | Tensor] | None = None,
+        deadline_s: float = COMPILE_S,
+        *,
+        allow_tf32: bool = False,
+        graph: bool = False,
+    ) -> SpawnedWorker:
+        """A worker for one subject (see `subjects`) on judge-held inputs of this layout.
+
+        Without ``outputs_layout`` the first run finds it out. ``deadline_s`` holds for loading and for the
+        first run. ``graph``: time it as a CUDA graph of calls rather than as the user would call it.
+        Raises WorkerFault (``status``, ``reason``) when it does not load.
+        """
+
+        def specs(layout: Sequence[TensorSpec | Tensor]) -> list[TensorSpec]:
+            return [TensorSpec.of(x) if isinstance(x, Tensor) else x for x in layout]
+
+        worker = SpawnedWorker(
+            self.launcher, subject, specs(inputs_layout), None if outputs_layout is None else specs(outputs_layout),
+            device=self.device, scratch=self.scratch, ipc=self.ipc, deadline_s=deadline_s,
+            allow_tf32=allow_tf32, graph=graph,
+        )  # fmt: skip
+        self._spawned.append(worker)
+        return worker
+
+    def paired(
+        self, a: SpawnedWorker, b: SpawnedWorker, pairs: int = 30, inputs: Sequence[Tensor] | None = None
+    ) -> PairedResult:
+        """How many times faster ``b`` is than ``a``, on ``inputs`` or the ones that they last ran on."""
+        self.launcher.settle()
+        return spawned.paired(a, b, pairs, inputs)
+
+    def measure(self, worker: SpawnedWorker) -> float:
+        """Median us per call on the inputs that it last ran on."""
+        self.launcher.settle()
+        return spawned.measure(worker)
+
+    def close(self) -> None:
+        for task_judge in list(self._tasks):
+            task_judge.close()
+        for worker in self._spawned:
+            worker.close()
+        self._spawned.clear()
+        self.launcher.close()
+        remove_shared_folder(self.scratch)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,273 @@
+"""Starting workers: a zygote that has imported torch forks them, each into its own process group.
+
+Importing torch costs seconds; a fork costs a few milliseconds.  The zygote never initialises CUDA (a
+forked child could not use it); on a GPU a forked child does that itself, so there a small pool of warm
+children is kept, and `Launcher.settle` waits for those that are still warming up before anything is timed.
+
+This is the seam for a sandbox: everything that a worker inherits (environment, descriptors, process
+group, limits) is decided here and in `worker.enter`.  As it stands a worker runs as the same user with
+the same files and network; only its environment, descriptors and scratch folder are its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autokernel.judge.protocol import ChannelClosed, DeadlineExpired, JudgeEnd, ProtocolError
+
+ENVIRONMENT = (
+    "PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC", "CXX",
+    "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND", "OMP_PLACES", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_NUM_THREADS",
+    "TRITON_PTXAS_PATH", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "TORCH_HOME",
+)  # fmt: skip
+"""All that a worker's environment may hold. API keys are not on it, under any name."""
+
+SPIN = "1000"
+"""GOMP_SPINCOUNT for all workers unless the user sets a policy: about 0.1 ms.  The default spins for up to
+30 ms after every parallel region, in one arm's process, while the next arm is already being timed."""
+
+WARM_DEADLINE_S = 120.0
+LOG_HEAD, LOG_TAIL = 16_384, 49_152
+
+
+class LaunchError(Exception):
+    """The zygote or a worker did not start: our own or the machine's fault, never a candidate's."""
+
+
+def scrubbed_environment() -> dict[str, str]:
+    """The allow-listed part of this process's environment, plus where to import from."""
+    env = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    roots = [str(Path(__file__).resolve().parents[2])]
+    for entry in sys.path:
+        entry = entry or str(Path.cwd())
+        if (
+            Path(entry).is_dir()
+            and not entry.startswith((sys.prefix, sys.base_prefix))
+            and entry not in roots
+        ):
+            roots.append(entry)
+    env["PYTHONPATH"] = os.pathsep.join(roots)
+    if "OMP_WAIT_POLICY" not in env:
+        env.setdefault("GOMP_SPINCOUNT", SPIN)
+    env["PYTHONDONTWRITEBYTECODE"] = "1"
+    env["PYTHONUNBUFFERED"] = "1"
+    return env
+
+
+class BoundedLog:
+    """Drains a worker's stdout and stderr, keeping the first and the last part of it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._head, self._tail, self._dropped = fd, b"", b"", 0
+        self._thread = threading.Thread(target=self._drain, daemon=True)
+        self._thread.start()
+
+    def _drain(self) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := os.read(self._fd, 65_536):
+                room = LOG_HEAD - len(self._head)
+                self._head += chunk[:room]
+                tail = self._tail + chunk[room:] if room < len(chunk) else self._tail
+                self._dropped += max(0, len(tail) - LOG_TAIL)
+                self._tail = tail[-LOG_TAIL:]
+        os.close(self._fd)
+
+    def text(self, wait_s: float = 0.0) -> str:
+        if wait_s:
+            self._thread.join(wait_s)
+        middle = f"\n[... {self._dropped} bytes dropped ...]\n".encode() if self._dropped else b""
+        return (self._head + middle + self._tail).decode("utf-8", "replace")
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """A forked worker: its pid, the judge's end of its pipes, and its captured output."""
+
+    pid: int
+    end: JudgeEnd
+    log: BoundedLog
+    exit_fd: int
+    warm: bool = False
+    exit_status: int | None = None
+    _closed: bool = field(default=False)
+
+    def wait_warm(self, deadline_s: float = WARM_DEADLINE_S) -> None:
+        if self.warm:
+            return
+        try:
+            reply = self.end.expect_hello(deadline_s)
+        except (ChannelClosed, DeadlineExpired, ProtocolError) as error:
+            text = self.log.text(0.5).strip()[-2000:]
+            self.kill()
+            raise LaunchError(f"a worker did not start ({type(error).__name__}): {text}") from error
+        if reply.status:
+            self.kill()
+            raise LaunchError(f"a worker did not start: {reply.text}")
+        self.warm = True
+
+    def exit_text(self, wait_s: float = 1.0) -> str:
+        """How it ended: ``exit code 0``, ``signal 11 (SIGSEGV)``, or ``still running``."""
+        if self.exit_status is None and not self._closed:
+            ready, _, _ = select.select([self.exit_fd], [], [], wait_s)
+            data = os.read(self.exit_fd, 4) if ready else b""
+            if len(data) == 4:
+                self.exit_status = struct.unpack("<i", data)[0]
+        if self.exit_status is None:
+            return "still running"
+        if os.WIFSIGNALED(self.exit_status):
+            number = os.WTERMSIG(self.exit_status)
+            with contextlib.suppress(ValueError):
+                return f"signal {number} ({signal.Signals(number).name})"
+            return f"signal {number}"
+        return f"exit code {os.WEXITSTATUS(self.exit_status)}"
+
+    def kill(self) -> None:
+        """End its whole process group and close the pipes. Safe to call twice."""
+        if self._closed:
+            return
+        # The zygote reaps it, so the pid can't have been reused while exit_fd has not reported.
+        if self.exit_text(0.0) == "still running":
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.exit_text(2.0)
+        else:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)  # children it left in its group
+        self._closed = True
+        self.end.close()
+        os.close(self.exit_fd)
+
+
+class Launcher:
+    """Owns the zygote and the pool of warm workers for one device."""
+
+    def __init__(self, device: str, scratch: Path, *, threads: int, pool: int | None = None) -> None:
+        self.device, self.scratch, self.threads = device, scratch, threads
+        self.pool_size = pool if pool is not None else (2 if device.startswith("cuda") else 1)
+        self._warming: list[WorkerProcess] = []
+        self._zygote: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._zygote_log: BoundedLog | None = None
+
+    def _start_zygote(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        log_r, log_w = os.pipe()
+        try:
+            self._zygote = subprocess.Popen(
+                [sys.executable, "-P", "-m", "autokernel.judge.zygote", str(theirs.fileno())],
+                env=scrubbed_environment(), pass_fds=[theirs.fileno()], start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log_w, stderr=log_w,
+            )  # fmt: skip
+        finally:
+            theirs.close()
+            os.close(log_w)
+        self._zygote_log = BoundedLog(log_r)
+        ours.settimeout(WARM_DEADLINE_S)
+        return ours
+
+    def _fork(self) -> WorkerProcess:
+        """Ask the zygote for one worker; does not wait for it to be warm."""
+        if self._zygote is None or self._zygote.poll() is not None or self._socket is None:
+            if self._socket is not None:
+                self._socket.close()
+            self._socket = self._start_zygote()
+        command_r, command_w = os.pipe()
+        reply_r, reply_w = os.pipe()
+        log_r, log_w = os.pipe()
+        exit_r, exit_w = os.pipe()
+        theirs = [command_r, reply_w, log_w, exit_w]
+        request = json.dumps({"device": self.device, "threads": self.threads}).encode()
+        try:
+            socket.send_fds(self._socket, [request], theirs)
+            answer = self._socket.recv(64)
+            if len(answer) != 8:
+                raise OSError("no answer")
+        except OSError as error:
+            for fd in (command_w, reply_r, log_r, exit_r):
+                os.close(fd)
+            text = self._zygote_log.text(0.5).strip()[-2000:] if self._zygote_log else ""
+            self._stop_zygote()
+            raise LaunchError(f"the zygote is gone: {text or error}") from error
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        (pid,) = struct.unpack("<q", answer)
+        return WorkerProcess(pid, JudgeEnd(command_w, reply_r), BoundedLog(log_r), exit_r)
+
+    def take(self) -> WorkerProcess:
+        """A warm worker, from the pool if it has one."""
+        process = self._warming.pop(0) if self._warming else self._fork()
+        try:
+            process.wait_warm()
+        except LaunchError:
+            process = self._fork()  # a pooled worker may have died for want of memory; try a fresh one once
+            process.wait_warm()
+        return process
+
+    def refill(self) -> None:
+        """Start warming workers up to the pool's size. Call it only when nothing is being timed."""
+        while len(self._warming) < self.pool_size:
+            self._warming.append(self._fork())
+
+    def settle(self) -> None:
+        """Wait until no worker is warming up, so that the machine is quiet for a measurement."""
+        for process in list(self._warming):
+            try:
+                process.wait_warm()
+            except LaunchError:
+                self._warming.remove(process)
+
+    def _stop_zygote(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._zygote is not None:
+            try:
+                self._zygote.wait(2)
+            except subprocess.TimeoutExpired:
+                self._zygote.kill()
+                self._zygote.wait()
+            self._zygote = None
+
+    def close(self) -> None:
+        for process in self._warming:
+            process.kill()
+        self._warming.clear()
+        self._stop_zygote()
+
+    def scratch_folder(self, pid: int) -> Path:
+        """A fresh folder for one worker; removed by `discard_scratch`."""
+        folder = self.scratch / f"w{pid}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+
+    def discard_scratch(self, pid: int) -> None:
+        shutil.rmtree(self.scratch / f"w{pid}", ignore_errors=True)
+
+
+def cache_folders(scratch: Path, *, trusted: bool) -> dict[str, Any]:
+    """Where compilers keep their results: shared and lasting for trusted subjects, private otherwise.
+
+    A candidate that could write to the shared folders could plant code that a later baseline would run.
+    """
+    from platformdirs import user_cache_path
+
+    base = user_cache_path("autokernel") if trusted else scratch / "cache"
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"), "TRITON_CACHE_DIR": str(base / "triton")}
+    if not trusted:
+        env |= {"HOME": str(scratch), "XDG_CACHE_HOME": str(base)}
+    return env

@@ -1,0 +1,66 @@
+"""Paired statistics: median log-ratio, sign-test bounds, and what "faster" must exceed.
+
+Pairs cancel drift (clocks, temperature, neighbours) that would make independent means lie.  The sign
+test needs no assumption about the shape of the noise.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+
+from autokernel.records import Ratio
+
+MIN_DELTA = 0.005
+CONFIDENCE = 0.95
+
+
+def order_index(n: int, alpha: float) -> int:
+    """The largest k (0-based) whose order statistic lies below the median with probability >= 1 - alpha.
+
+    -1 when ``n`` is too small for any bound. The k-th smallest of n values exceeds the true median only
+    if at most k of them fall below it: P(Binomial(n, 1/2) <= k) <= alpha.
+    """
+    total, k = 0.0, -1
+    for i in range(n):
+        total += math.comb(n, i) * 0.5**n
+        if total > alpha:
+            break
+        k = i
+    return k
+
+
+def paired_ratio(baseline_s: Sequence[float], candidate_s: Sequence[float]) -> Ratio:
+    """How many times faster the candidate is, pair by pair.
+
+    Fewer than 5 pairs support no one-sided bound: then ``lower_bound`` and ``low`` are 0, ``high`` is inf.
+    """
+    if len(baseline_s) != len(candidate_s) or not baseline_s:
+        raise ValueError("a paired ratio needs equally many samples of both, and at least one")
+    logs = sorted(math.log(b / c) for b, c in zip(baseline_s, candidate_s, strict=True))
+    n = len(logs)
+    one, two = order_index(n, 1 - CONFIDENCE), order_index(n, (1 - CONFIDENCE) / 2)
+    return Ratio(
+        ratio=math.exp(statistics.median(logs)),
+        low=math.exp(logs[two]) if two >= 0 else 0.0,
+        high=math.exp(logs[n - 1 - two]) if two >= 0 else math.inf,
+        lower_bound=math.exp(logs[one]) if one >= 0 else 0.0,
+        pairs=n,
+    )
+
+
+def calibrate_delta(first_s: Sequence[float], second_s: Sequence[float], *, resamples: int = 400) -> float:
+    """delta from an A/A measurement: how far the median ratio of equal arms strays here, at least 0.5 %.
+
+    The 95th percentile of the absolute median log-ratio over bootstrap resamples of the A/A pairs.
+    """
+    logs = [math.log(a / b) for a, b in zip(first_s, second_s, strict=True)]
+    rng = random.Random(0)
+    strays = sorted(abs(statistics.median(rng.choices(logs, k=len(logs)))) for _ in range(resamples))
+    return max(MIN_DELTA, math.expm1(strays[int(0.95 * (resamples - 1))]))
+
+
+def faster(ratio: Ratio, delta: float) -> bool:
+    return ratio.lower_bound > 1 + delta

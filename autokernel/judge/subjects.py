@@ -1,0 +1,124 @@
+"""What a worker can load and call: the four kinds of subject.
+
+``{"kind": "reference", "path"}``            Model of a reference.py, eager
+``{"kind": "reference-compiled", "path"}``   torch.compile of it
+``{"kind": "kernel", "path", "activations"}``  a kernel.py; the first so many inputs are activations
+``{"kind": "factory", "module", "function", "args"}``  module.function(args) -> a callable on the inputs
+
+Only kernels are untrusted.  Factories are chosen by our own code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from autokernel.judge.clock import Target
+
+Spec = dict[str, Any]
+
+
+class StructureError(Exception):
+    """A subject returned something that is no tensor or sequence of tensors."""
+
+
+def load_module(path: Path, name: str) -> ModuleType:
+    """Execute a Python file as a module of its own, without putting it in ``sys.modules``."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_reference(path: Path, device: torch.device) -> nn.Module:
+    module = load_module(path, "autokernel_reference")
+    init = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
+    return module.Model(*init).to(device).eval()
+
+
+class Subject:
+    """A loaded callable. ``bind`` gives what is called, and timed, for one set of inputs."""
+
+    strict = False
+    """Whether the return value must be exactly a tensor or a tuple or list of plain tensors."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+
+    def bind(self, inputs: Sequence[Tensor]) -> Target:
+        return self.fn, tuple(inputs)
+
+    def repack(self) -> None:
+        """The static inputs have changed in place."""
+
+
+class KernelSubject(Subject):
+    """A kernel.py. Packs are made once per distinct set of static inputs, as a loader would."""
+
+    strict = True
+
+    def __init__(self, loaded: Any, activations: int) -> None:
+        super().__init__(loaded.fn)
+        self.prepack, self.activations = loaded.prepack, activations
+        self.packs: dict[tuple[int, ...], tuple[Any, ...]] = {}
+
+    def bind(self, inputs: Sequence[Tensor]) -> Target:
+        if self.prepack is None:
+            return self.fn, tuple(inputs)
+        static = tuple(inputs[self.activations :])
+        key = tuple(t.data_ptr() for t in static)
+        if key not in self.packs:
+            packed = self.prepack(*static)
+            self.packs[key] = tuple(packed) if isinstance(packed, tuple | list) else (packed,)
+        return self.fn, (*inputs[: self.activations], *self.packs[key])
+
+    def repack(self) -> None:
+        self.packs.clear()
+
+
+def load_subject(spec: Spec, device: torch.device) -> Subject:
+    kind = spec["kind"]
+    if kind == "reference":
+        return Subject(load_reference(Path(spec["path"]), device))
+    if kind == "reference-compiled":
+        model = load_reference(Path(spec["path"]), device)
+        return Subject(torch.compile(model, dynamic=False))
+    if kind == "kernel":
+        try:
+            from autokernel.backends import load_kernel
+        except ImportError:  # TEMPORARY
+            from types import SimpleNamespace
+
+            def load_kernel(path):
+                m = load_module(path, "k")
+                return SimpleNamespace(fn=m.kernel_fn, prepack=getattr(m, "prepack", None))
+
+        return KernelSubject(load_kernel(Path(spec["path"])), spec["activations"])
+    if kind == "factory":
+        make = getattr(importlib.import_module(spec["module"]), spec["function"])
+        return Subject(make(spec.get("args", {})))
+    raise ValueError(f"unknown kind of subject {kind!r}")
+
+
+def tensors_of(result: Any, *, strict: bool) -> list[Tensor]:
+    """The tensors of a return value, in pytree order."""
+    if not strict:
+        return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+    leaves = list(result) if isinstance(result, tuple | list) else [result]
+    for i, leaf in enumerate(leaves):
+        if type(leaf) not in (Tensor, nn.Parameter):
+            what = "the return value" if len(leaves) == 1 else f"return value {i}"
+            raise StructureError(f"{what} is a {type(leaf).__name__}, not a tensor")
+        if leaf.layout != torch.strided:
+            raise StructureError(f"return value {i} has layout {leaf.layout}")
+    return leaves

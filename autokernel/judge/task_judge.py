@@ -1,0 +1,267 @@
+"""The judge of one task: its reference, its buffers, its baselines; `TaskJudge.judge` gives a verdict."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from autokernel.errors import AutokernelError
+from autokernel.judge import clock
+from autokernel.judge.buffers import InputBuffers, OutputBuffers, slot_count
+from autokernel.judge.cases import CaseMaker, worst_e0
+from autokernel.judge.handle import COMPILE_S, Worker, WorkerFault
+from autokernel.judge.inputs import InputSource, spec_of
+from autokernel.judge.launch import LaunchError
+from autokernel.judge.layout import TensorSpec
+from autokernel.judge.stages import STAGES
+from autokernel.judge.stages.timing import WorkerArm
+from autokernel.judge.stats import calibrate_delta, faster
+from autokernel.judge.subjects import load_reference
+from autokernel.judge.trial import SUBJECT, StageResult, Tier, Trial
+from autokernel.records import Ratio, Task, Verdict
+
+if TYPE_CHECKING:
+    from autokernel.judge.judge import Judge
+
+CALIBRATION_ROUNDS = 30
+SUBJECTS = {"eager": ("reference", 0), "compile": ("reference-compiled", 1)}
+LOG_LIMIT = 8000
+
+
+class TaskError(AutokernelError):
+    """The task itself can't be judged: its reference does not run, or contradicts task.json."""
+
+
+class TaskJudge:
+    """Made by `Judge.open`. ``baselines`` are latencies in us per call; a missing one has its reason in
+    ``baseline_failures``. ``delta`` is what a lower bound must exceed 1 by, from an A/A run."""
+
+    def __init__(self, judge: Judge, task: Task) -> None:
+        self.owner, self.task, self.launcher = judge, task, judge.launcher
+        self.device = judge.device
+        self.baselines: dict[str, float] = {}
+        self.baseline_failures: dict[str, str] = {}
+        self.delta = 0.0
+        self.graph = self.device.type == "cuda"
+        self._baseline: Worker | None = None
+        torch.backends.cuda.matmul.allow_tf32 = task.allow_tf32
+        torch.backends.cudnn.allow_tf32 = task.allow_tf32
+        self.source = InputSource(task, self.device)
+        try:
+            reference = load_reference(task.dir / "reference.py", self.device)
+            self.maker = CaseMaker(self.source, reference)
+            self.output_specs = self.maker.output_specs()
+        except AutokernelError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a user's reference may raise anything
+            raise TaskError(
+                f"{task.dir / 'reference.py'} does not run: {type(error).__name__}: {error}"
+            ) from error
+        self._check_ports()
+        self.may_alias = self._aliasing_outputs(reference)
+        specs = [spec_of(p) for p in task.inputs]
+        self.inputs = InputBuffers(
+            task, specs, self._slots(reference, specs), self.device, judge.scratch, ipc=judge.ipc
+        )
+        self._outputs: dict[str, OutputBuffers] = {}
+        self._start_baselines()
+        self._calibrate()
+
+    # -- opening -------------------------------------------------------------------------------------
+
+    def _check_ports(self) -> None:
+        if len(self.output_specs) != len(self.task.outputs):
+            raise TaskError(
+                f"the reference returns {len(self.output_specs)} tensors, task.json has {len(self.task.outputs)}"
+            )
+        for i, (got, port) in enumerate(zip(self.output_specs, self.task.outputs, strict=True)):
+            want = spec_of(port)
+            if (got.shape, got.dtype) != (want.shape, want.dtype):
+                raise TaskError(
+                    f"output {i} of the reference is {got.dtype} {got.shape}, task.json says {want}"
+                )
+
+    def _aliasing_outputs(self, reference: torch.nn.Module) -> list[bool]:
+        """Which outputs are views of an input in eager, too."""
+        inputs = self.maker.place(self.source.draw("normal", 0, 1.0))
+        owned = {t.untyped_storage().data_ptr() for t in inputs}
+        return [t.untyped_storage().data_ptr() in owned for t in self.maker.eager(inputs)]
+
+    def _slots(self, reference: torch.nn.Module, specs: list[TensorSpec]) -> int:
+        bytes_per_call = sum(s.extent for s in (*specs, *self.output_specs))
+        estimate_s = 0.0
+        if self.device.type == "cuda":
+            inputs = self.maker.place(self.source.draw("normal", 0, 1.0))
+            with torch.no_grad():
+                estimate_s = clock.make_timer([(reference, inputs)], self.device).estimate_s
+        return slot_count(self.device, bytes_per_call, estimate_s)
+
+    def _start_baselines(self) -> None:
+        """One trusted worker holds eager and compiled; a compiled one that fails or is wrong is left out."""
+        worker = Worker(self.launcher, trusted=True, allow_tf32=self.task.allow_tf32)
+        self._baseline = worker
+        buffers = self._output_buffers("baseline")
+        buffers.attach(worker, self.inputs)
+        cases = [self.maker.make("normal") for _ in range(2)]
+        self.inputs.write_statics(cases[0].inputs)
+        for slot in range(self.inputs.count):
+            self.inputs.write(slot, cases[slot % 2].inputs)
+        self.inputs.arena.sync()
+        path = str(self.task.dir / "reference.py")
+        graph = self.graph
+        for name, (kind, number) in SUBJECTS.items():
+            if name in self.baseline_failures:
+                continue
+            try:
+                worker.load(number, {"kind": kind, "path": path})
+                worker.run(number, [0], deadline_s=COMPILE_S)
+                result = self.maker.check(cases[0], buffers.outputs(0), worst_e0(cases))
+                if not result.ok:
+                    self.baseline_failures[name] = f"incorrect: {result.reason}"
+                    continue
+                prepared = worker.prepare(number, range(self.inputs.count), graph=self.graph)
+                graph = graph and prepared.graph
+            except WorkerFault as fault:
+                self.baseline_failures[name] = fault.reason
+                if name == "eager":
+                    raise TaskError(f"eager does not run in a worker: {fault.reason}") from fault
+                if worker.closed:
+                    self._start_baselines()
+                    return
+        self.graph = graph
+
+    def _calibrate(self) -> None:
+        """Latencies of the baselines, and how far two equal arms stray on this device."""
+        arms = self.baseline_arms()
+        again = WorkerArm("again", arms[0].worker, arms[0].subject)
+        self.launcher.settle()
+        rounds = clock.interleave(
+            [*arms, again],
+            CALIBRATION_ROUNDS,
+            buffers=self.inputs.count,
+            pause_s=clock.pause_for(self.device),
+        )
+        self.delta = calibrate_delta(rounds.times_s("eager"), rounds.times_s("again"))
+        self.baselines = {arm.name: rounds.median_us(arm.name) for arm in arms}
+
+    # -- used by the stages --------------------------------------------------------------------------
+
+    def baseline_arms(self) -> list[WorkerArm]:
+        """Eager first; started again if their worker has died."""
+        if self._baseline is None or not self._baseline.alive:
+            if self._baseline is not None:
+                self._baseline.close()
+            self._start_baselines()
+        assert self._baseline is not None
+        return [
+            WorkerArm(name, self._baseline, number)
+            for name, (_, number) in SUBJECTS.items()
+            if name not in self.baseline_failures
+        ]
+
+    def start_kernel(self, path: Path, outputs: OutputBuffers) -> Worker:
+        """A fresh untrusted worker with the kernel loaded and the buffers mapped. Raises WorkerFault."""
+        worker = Worker(self.launcher, trusted=False, allow_tf32=self.task.allow_tf32)
+        try:
+            spec = {"kind": "kernel", "path": str(path.resolve()), "activations": len(self.task.activations)}
+            worker.load(SUBJECT, spec)
+            outputs.attach(worker, self.inputs)
+        except WorkerFault:
+            worker.close()
+            raise
+        return worker
+
+    @property
+    def candidate_outputs(self) -> OutputBuffers:
+        return self._output_buffers("candidate")
+
+    @property
+    def parent_outputs(self) -> OutputBuffers:
+        return self._output_buffers("parent")
+
+    def _output_buffers(self, name: str) -> OutputBuffers:
+        if name not in self._outputs:
+            self._outputs[name] = OutputBuffers(
+                self.output_specs, len(self.inputs.slots), self.device, self.owner.scratch, ipc=self.owner.ipc
+            )
+        return self._outputs[name]
+
+    # -- verdicts ------------------------------------------------------------------------------------
+
+    def judge(self, source: Path, *, parent: Path | None = None, tier: Tier = "screen") -> Verdict:
+        """Run the stages on one kernel file.
+
+        ``keep`` needs every stage passed and a lower bound above 1 + delta against ``parent`` if given
+        (and measurable), else against the fastest baseline; ``discard`` is correct but not faster.
+        """
+        begin = time.perf_counter()
+        trial = Trial(self, Path(source), tier, parent)
+        stages: dict[str, tuple[bool, str]] = {}
+        result = StageResult(True)
+        try:
+            for name, run in STAGES.items():
+                result = self._guarded(run, trial)
+                stages[name] = (result.passed, result.text)
+                if not result.passed:
+                    break
+        finally:
+            log = trial.worker.process.log.text(0.05) if trial.worker is not None else ""
+            trial.close()
+        verdict = self._verdict(trial, result)
+        verdict.stages, verdict.seconds = stages, time.perf_counter() - begin
+        verdict.log = verdict.log or log[-LOG_LIMIT:]
+        return verdict
+
+    def _guarded(self, run, trial: Trial) -> StageResult:  # noqa: ANN001
+        try:
+            return run(trial)
+        except WorkerFault as fault:
+            return StageResult(False, fault.reason, fault.status)
+        except (LaunchError, torch.OutOfMemoryError) as error:
+            return StageResult(False, str(error), "infra_error")
+
+    def _verdict(self, trial: Trial, result: StageResult) -> Verdict:
+        verdict = Verdict(status="discard", error_ratio=trial.error_ratio)
+        if trial.peak_bytes is not None and self.device.type == "cuda":
+            inputs = sum(spec_of(p).extent for p in self.task.inputs)
+            verdict.peak_vram_mb = (trial.peak_bytes + inputs) / 2**20
+        if not result.passed:
+            verdict.status = result.status or "infra_error"
+            verdict.reason = result.text
+            return verdict
+        verdict.latency_us = trial.latency_us
+        verdict.vs_eager = trial.ratios.get("eager")
+        verdict.vs_compile = trial.ratios.get("compile")
+        verdict.vs_parent = trial.ratios.get("parent")
+        rival, ratio = self._rival(trial)
+        kept = faster(ratio, self.delta)
+        verdict.status = "keep" if kept else "discard"
+        verdict.reason = (
+            f"{ratio.ratio:.3f}x {rival} (lower bound {ratio.lower_bound:.3f}, "
+            f"{'above' if kept else 'not above'} {1 + self.delta:.3f})"
+        )
+        return verdict
+
+    def _rival(self, trial: Trial) -> tuple[str, Ratio]:
+        """The comparison that decides."""
+        if "parent" in trial.ratios:
+            return "the parent", trial.ratios["parent"]
+        best = min((r.ratio, name) for name, r in trial.ratios.items())[1]
+        return best, trial.ratios[best]
+
+    def close(self) -> None:
+        if self._baseline is not None:
+            self._baseline.close()
+        for buffers in self._outputs.values():
+            buffers.close()
+        self.inputs.close()
+        self.owner.forget(self)
+
+    def __enter__(self) -> TaskJudge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

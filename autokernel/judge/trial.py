@@ -1,0 +1,124 @@
+"""One candidate on its way through the stages: its worker, its cases, and what has been found so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+from autokernel.judge.buffers import PATTERNS, OutputBuffers, uncopied
+from autokernel.judge.cases import Case
+from autokernel.judge.compare import Measures, check_structure
+from autokernel.judge.handle import RUN_S, Worker, WorkerFault
+from autokernel.judge.layout import DTYPES, TensorSpec
+from autokernel.judge.protocol import Flag, OutputRecord
+from autokernel.judge.worker import DEVICE_CODES
+from autokernel.records import Ratio, Status
+
+if TYPE_CHECKING:
+    from autokernel.judge.task_judge import TaskJudge
+
+Tier = Literal["screen", "promote"]
+SUBJECT = 0
+"""The candidate's subject number in its own worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """``status`` is set when the candidate ends here; ``text`` is kept in the verdict either way."""
+
+    passed: bool
+    text: str = ""
+    status: Status | None = None
+
+
+def failed(status: Status, text: str) -> StageResult:
+    return StageResult(False, text, status)
+
+
+@dataclass(slots=True)
+class Trial:
+    """What the stages share about one candidate."""
+
+    task_judge: TaskJudge
+    source: Path
+    tier: Tier
+    parent: Path | None
+    worker: Worker | None = None
+    outputs: OutputBuffers | None = None
+    cases: list[Case] = field(default_factory=list)
+    e0: dict[str, list[Measures]] = field(default_factory=dict)
+    error_ratio: float | None = None
+    latency_us: float | None = None
+    peak_bytes: float | None = None
+    ratios: dict[str, Ratio] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def running(self) -> tuple[Worker, OutputBuffers]:
+        """The worker and its output areas; only after the load stage."""
+        assert self.worker is not None and self.outputs is not None
+        return self.worker, self.outputs
+
+    def run_cases(
+        self,
+        cases: Sequence[Case],
+        *,
+        slots: Sequence[int],
+        pattern: int = PATTERNS[0],
+        deadline_s: float = RUN_S,
+    ) -> dict[int, list[Tensor]]:
+        """Write each case to its slot, run the candidate on all of them, and return judge-held outputs by slot.
+
+        Raises WorkerFault: whatever the worker's call raised; ``incorrect`` when the form of an output is
+        wrong; ``rejected`` when an input was changed.
+        """
+        worker, outputs = self.running
+        inputs = self.task_judge.inputs
+        for slot, case in zip(slots, cases, strict=True):
+            inputs.write(slot, case.inputs)
+        outputs.poison(pattern)
+        inputs.arena.sync()
+        ran = worker.run(SUBJECT, slots, pattern=pattern, deadline_s=deadline_s)
+        self.peak_bytes = max(self.peak_bytes or 0.0, ran.peak_bytes)
+        for slot, case in zip(slots, cases, strict=True):
+            self.check_form(ran.outputs.get(slot, []), case)
+            if name := inputs.changed_input(slot, case.inputs):
+                raise WorkerFault("rejected", f"changes its input {name!r}")
+        return {slot: [t.clone() for t in outputs.outputs(slot)] for slot in slots}
+
+    def check_form(self, records: Sequence[OutputRecord], case: Case) -> None:
+        """Raise WorkerFault("incorrect") unless number, shape, dtype, device and strides fit the reference's."""
+        if len(records) != len(case.eager):
+            raise WorkerFault(
+                "incorrect", f"returns {len(records)} tensors, the reference returns {len(case.eager)}"
+            )
+        device = DEVICE_CODES[self.task_judge.device.type]
+        for i, (record, want) in enumerate(zip(records, case.eager, strict=True)):
+            label = "the output" if len(records) == 1 else f"output {i}"
+            if record.device != device:
+                raise WorkerFault("incorrect", f"{label} is not on {self.task_judge.device}")
+            spec = TensorSpec(DTYPES[record.dtype], record.shape, record.stride)
+            if wrong := check_structure(spec, TensorSpec.of(want), label):
+                raise WorkerFault("incorrect", wrong)
+            if record.flags & Flag.ALIASES_INPUT and not self.task_judge.may_alias[i]:
+                raise WorkerFault(
+                    "incorrect", f"{label} is not freshly allocated: it shares an input's memory"
+                )
+        if uncopied(records):
+            raise WorkerFault("rejected", "an output that fits was not handed over")
+
+    def check_values(self, case: Case, outputs: Sequence[Tensor], context: str = "") -> None:
+        """Raise WorkerFault("incorrect") unless the outputs are close enough to float64's."""
+        result = self.task_judge.maker.check(case, outputs, self.e0.get(case.kind))
+        if not result.ok:
+            raise WorkerFault("incorrect", f"{result.reason}{context}")
+        if result.ratio is not None:
+            self.error_ratio = max(self.error_ratio or 0.0, result.ratio)
+
+    def close(self) -> None:
+        if self.worker is not None:
+            self.worker.close()

@@ -1,0 +1,337 @@
+"""The worker: a process that loads subjects, and runs and times them when the judge says so.
+
+`serve` is the whole of it: read a request, act, reply.  It catches everything that a subject raises,
+and reports it as a status and a text; it believes nothing to be secret or safe, because a candidate
+shares its address space.  Normally forked by `autokernel.judge.zygote`; ``python -m
+autokernel.judge.worker COMMAND_FD REPLY_FD DEVICE THREADS`` starts one directly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import hashlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel.judge import subjects
+from autokernel.judge.arena import MappedArena
+from autokernel.judge.clock import Timer, make_timer
+from autokernel.judge.layout import CODE_OF, MAX_NDIM, TensorSpec
+from autokernel.judge.protocol import (
+    ChannelClosed,
+    Flag,
+    Op,
+    OutputRecord,
+    Reply,
+    ReplyStatus,
+    Request,
+    read_request,
+    write_all,
+)
+
+DEVICE_CODES = {"cpu": 0, "cuda": 1}
+COMPILE_ERRORS = frozenset({
+    "CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct", "OutOfResources",
+    "PTXASError", "MLIRCompilationError", "CompileError", "CppCompileError", "BackendCompilerFailed",
+    "InductorError", "KernelSourceError", "CalledProcessError",
+})  # fmt: skip
+"""Names (anywhere in an exception's ancestry or causes) that mean a compiler refused the source."""
+
+
+def preload() -> None:
+    """Import, in the zygote, what every worker will need."""
+    with contextlib.suppress(ImportError):
+        import triton  # noqa: F401
+
+
+def enter(command_fd: int, reply_fd: int, log_fd: int) -> tuple[int, int]:
+    """Make a freshly forked process a worker: own session, own output, no descriptor but its pipes."""
+    os.setsid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: don't outlive the zygote
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    null = os.open(os.devnull, os.O_RDONLY)
+    own = [fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for fd in (null, log_fd, log_fd, command_fd, reply_fd)]
+    for target, fd in enumerate(own):
+        os.dup2(fd, target)
+    os.closerange(5, max(own) + 1024)
+    os.set_inheritable(3, False)
+    os.set_inheritable(4, False)
+    return 3, 4
+
+
+def serve(command_fd: int, reply_fd: int, device_name: str, threads: int) -> None:
+    """Answer requests until the judge closes the pipe."""
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+    device = torch.device(device_name)
+    hello = Reply()
+    try:
+        if device.type == "cuda":
+            device = torch.device("cuda", device.index or 0)
+            torch.cuda.set_device(device)
+            x = torch.ones(16, 16, device=device)
+            (x @ x).sum().item()  # context, cuBLAS handle and workspace
+    except RuntimeError as error:
+        hello = Reply(ReplyStatus.WORKER_ERROR, str(error))
+    write_all(reply_fd, hello.pack(Op.HELLO, bytes(16)))
+    worker = Worker(device)
+    while True:
+        try:
+            request = read_request(command_fd)
+        except ChannelClosed:
+            return
+        write_all(reply_fd, worker.answer(request).pack(request.op, request.nonce))
+
+
+class Worker:
+    """State of one worker process: its subjects, the arenas it maps, the timers it has prepared."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.trusted = False
+        self.subjects: dict[int, subjects.Subject] = {}
+        self.timers: dict[int, tuple[Timer, list[int]]] = {}
+        self.arenas: list[MappedArena] = []  # kept for good: an unmapped arena would drop its reference
+        self.inputs: list[list[Tensor]] = []
+        self.input_arena: MappedArena | None = None
+        self.outputs: list[list[Tensor]] = []
+        self.output_arena: MappedArena | None = None
+        self.state: dict[str, str] = {}
+
+    def answer(self, request: Request) -> Reply:
+        handlers: dict[Op, Callable[[dict[str, Any]], Reply]] = {
+            Op.SETUP: self.setup, Op.LOAD: self.load, Op.ATTACH: self.attach, Op.RUN: self.run,
+            Op.REPACK: self.repack, Op.PREPARE: self.prepare, Op.TIME: self.time, Op.COLLECT: self.collect,
+        }  # fmt: skip
+        try:
+            return handlers[request.op](request.args)
+        except subjects.StructureError as error:
+            return Reply(ReplyStatus.STRUCTURE, str(error))
+        except BaseException as error:  # noqa: BLE001 - the worker's edge: whatever it was becomes a value
+            return Reply(_classify(error, request.op), describe(error))
+
+    def setup(self, args: dict[str, Any]) -> Reply:
+        os.environ.update(args["env"])
+        os.environ["TMPDIR"] = args["scratch"]
+        tempfile.tempdir = None
+        self.trusted = args["trusted"]
+        if not self.trusted:
+            os.chdir(args["scratch"])
+        torch.backends.cuda.matmul.allow_tf32 = args["allow_tf32"]
+        torch.backends.cudnn.allow_tf32 = args["allow_tf32"]
+        self.state = global_state(self.device)
+        return Reply()
+
+    def load(self, args: dict[str, Any]) -> Reply:
+        self.subjects[args["subject"]] = subjects.load_subject(args["spec"], self.device)
+        return self._unless_state_changed(Reply())
+
+    def attach(self, args: dict[str, Any]) -> Reply:
+        if "inputs" in args:
+            self.input_arena, self.inputs = self._map(args["inputs"])
+        if "outputs" in args:
+            self.output_arena, self.outputs = self._map(args["outputs"])
+        return Reply()
+
+    def _map(self, told: dict[str, Any]) -> tuple[MappedArena, list[list[Tensor]]]:
+        arena = MappedArena(told["arena"], self.device)
+        self.arenas.append(arena)
+        slots = [[TensorSpec.from_json(s) for s in slot] for slot in told["slots"]]
+        return arena, [[arena.view(spec) for spec in slot] for slot in slots]
+
+    def run(self, args: dict[str, Any]) -> Reply:
+        """Call the subject on each slot, keep every result until all calls are done, then copy them out.
+
+        Keeping them catches a kernel that hands out one static buffer again and again.
+        """
+        subject = self.subjects[args["subject"]]
+        if self.input_arena is not None:
+            self.input_arena.pull()
+        slots, pattern = args["slots"], args.get("pattern")
+        targets = [subject.bind(self.inputs[slot]) for slot in slots]
+        before = self._reset_peak()
+        results: list[list[Tensor]] = []
+        for slot, (fn, values) in zip(slots, targets, strict=True):
+            if pattern is not None and slot < len(self.outputs):
+                poison_free_memory(self.outputs[slot], pattern)
+            results.append(subjects.tensors_of(fn(*values), strict=subject.strict))
+            del values
+        self._synchronize()
+        peak = self._peak() - before
+        reply = Reply(tensors=self._copy_out(dict(zip(slots, results, strict=True))), doubles=[float(peak)])
+        return self._unless_state_changed(reply)
+
+    def repack(self, args: dict[str, Any]) -> Reply:
+        if self.input_arena is not None:
+            self.input_arena.pull()
+        self.timers.pop(args["subject"], None)
+        self.subjects[args["subject"]].repack()
+        return Reply()
+
+    def prepare(self, args: dict[str, Any]) -> Reply:
+        subject, slots = self.subjects[args["subject"]], list(args["slots"])
+        self.timers.pop(args["subject"], None)
+        if self.input_arena is not None:
+            self.input_arena.pull()
+        targets = [subject.bind(self.inputs[slot]) for slot in slots]
+        gc.collect()
+        gc.freeze()  # nothing made so far is garbage: a collection in a sample would be noise
+        timer = make_timer(
+            targets, self.device, min_sample_s=args.get("min_sample_s"), graph=args.get("graph", True)
+        )
+        self.timers[args["subject"]] = timer, slots
+        return Reply(
+            text=timer.note, doubles=[float(timer.calls), timer.estimate_s, float(timer.mode == "graph")]
+        )
+
+    def time(self, args: dict[str, Any]) -> Reply:
+        timer, _ = self.timers[args["subject"]]
+        return Reply(doubles=[timer.sample(args["start"]), float(timer.calls)])
+
+    def collect(self, args: dict[str, Any]) -> Reply:
+        """Copy the results of the latest sample to the output arena."""
+        timer, slots = self.timers[args["subject"]]
+        strict = self.subjects[args["subject"]].strict
+        results = {slots[i]: subjects.tensors_of(r, strict=strict) for i, r in timer.outputs.items()}
+        return self._unless_state_changed(Reply(tensors=self._copy_out(results)))
+
+    def _copy_out(self, results: dict[int, list[Tensor]]) -> list[OutputRecord]:
+        records = []
+        for slot, tensors in results.items():
+            places = self.outputs[slot] if slot < len(self.outputs) else []
+            for i, tensor in enumerate(tensors):
+                place = places[i] if i < len(places) else None
+                flags = Flag.ALIASES_INPUT if self._in_inputs(tensor) else Flag(0)
+                fits = place is not None and place.shape == tensor.shape and place.dtype == tensor.dtype
+                if place is not None and fits and tensor.device == place.device:
+                    place.copy_(tensor)
+                    flags |= Flag.COPIED
+                if tensor.dim() > MAX_NDIM:
+                    raise subjects.StructureError(
+                        f"an output has {tensor.dim()} dims; at most {MAX_NDIM} are compared"
+                    )
+                if tensor.dtype not in CODE_OF:
+                    raise subjects.StructureError(f"an output has dtype {tensor.dtype}")
+                records.append(
+                    OutputRecord(
+                        CODE_OF[tensor.dtype], DEVICE_CODES.get(tensor.device.type, 2), int(flags), slot,
+                        tensor.numel() * tensor.element_size(), tuple(tensor.shape), tuple(tensor.stride()),
+                    )
+                )  # fmt: skip
+        self._synchronize()
+        if self.output_arena is not None:
+            self.output_arena.push()
+        return records
+
+    def _in_inputs(self, tensor: Tensor) -> bool:
+        if self.input_arena is None or tensor.numel() == 0 or tensor.device != self.device:
+            return False
+        start = self.input_arena.storage.data_ptr()
+        return start <= tensor.data_ptr() < start + self.input_arena.storage.nbytes()
+
+    def _unless_state_changed(self, reply: Reply) -> Reply:
+        if self.trusted:
+            return reply
+        now = global_state(self.device)
+        changed = [f"{k}: {self.state[k]} -> {v}" for k, v in now.items() if self.state.get(k) != v]
+        return Reply(ReplyStatus.STATE, "; ".join(changed)) if changed else reply
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _reset_peak(self) -> int:
+        if self.device.type != "cuda":
+            return 0
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return torch.cuda.memory_allocated(self.device)
+
+    def _peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+
+
+def poison_free_memory(like: list[Tensor], pattern: int) -> None:
+    """Fill blocks of the outputs' sizes with ``pattern`` bytes and free them.
+
+    Memory that a kernel then allocates and leaves unwritten shows the pattern, not a lucky old answer.
+    """
+    blocks = []
+    for tensor in like:
+        nbytes = tensor.numel() * tensor.element_size()
+        for _ in range(3 if nbytes < (32 << 20) else 1):
+            blocks.append(torch.full((nbytes,), pattern, dtype=torch.uint8, device=tensor.device))
+    del blocks
+
+
+def global_state(device: torch.device) -> dict[str, str]:
+    """The process-wide settings that a kernel must leave alone, by name."""
+    rng = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return {
+        "torch.get_num_threads": str(torch.get_num_threads()),
+        "torch.is_grad_enabled": str(torch.is_grad_enabled()),
+        "torch.get_default_dtype": str(torch.get_default_dtype()),
+        "float32 matmul precision": _precision(),
+        "torch.backends.cudnn.allow_tf32": str(torch.backends.cudnn.allow_tf32),
+        "torch.backends.cudnn.benchmark": str(torch.backends.cudnn.benchmark),
+        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "random state": hashlib.sha1(rng.numpy().tobytes(), usedforsecurity=False).hexdigest()[:8],
+    }
+
+
+def _precision() -> str:
+    try:
+        return f"{torch.get_float32_matmul_precision()}, tf32 {torch.backends.cuda.matmul.allow_tf32}"
+    except RuntimeError:  # old and new settings were mixed
+        return "mixed"
+
+
+def _classify(error: BaseException, op: Op) -> ReplyStatus:
+    if op == Op.LOAD:
+        return ReplyStatus.LOAD_ERROR
+    if op not in (Op.RUN, Op.PREPARE, Op.TIME, Op.COLLECT):
+        return ReplyStatus.WORKER_ERROR
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, subprocess.CalledProcessError):
+            return ReplyStatus.COMPILE_ERROR
+        if any(c.__name__ in COMPILE_ERRORS for c in type(seen).__mro__):
+            return ReplyStatus.COMPILE_ERROR
+        seen = seen.__cause__ or seen.__context__
+    return ReplyStatus.RUN_ERROR
+
+
+def describe(error: BaseException, limit: int = 6000) -> str:
+    """The exception first, then where it came from (our own frames left out), bounded in the middle."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/autokernel/judge/" not in f.filename]
+    where = "".join(traceback.format_list(frames[-6:])).rstrip()
+    message = "".join(traceback.format_exception_only(error)).strip()
+    stderr = getattr(error, "stderr", None)
+    if stderr:
+        message += "\n" + (stderr.decode("utf-8", "replace") if isinstance(stderr, bytes) else str(stderr))
+    text = f"{message}\n{where}" if where else message
+    if len(text) <= limit:
+        return text
+    return text[: limit * 2 // 3] + "\n[...]\n" + text[-limit // 3 :]
+
+
+def main() -> None:
+    command_fd, reply_fd, threads = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[4])
+    serve(command_fd, reply_fd, sys.argv[3], threads)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What is known to help: rewriting strategies, kernel starters and code generators. No LLM needed."""

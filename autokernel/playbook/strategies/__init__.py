@@ -1,0 +1,14 @@
+"""Rewriting strategies, one small file each.
+
+A strategy has ``NAME``, ``FAMILIES`` (or ``("*",)``) and ``propose(ctx)``, which yields `Proposal`s.  It may
+propose what it can't prove: the judge decides.  `STRATEGIES` is in the order in which they are tried.
+"""
+
+from __future__ import annotations
+
+from autokernel.playbook.context import StrategyContext
+from autokernel.playbook.strategies import attention_sdpa, generated, merge_linears, norm_library, rope_real
+
+STRATEGIES = [attention_sdpa, merge_linears, rope_real, norm_library, generated]
+
+__all__ = ["STRATEGIES", "StrategyContext"]

@@ -1,0 +1,403 @@
+"""Attention written out by hand → scaled_dot_product_attention.
+
+The scale is folded from the scalings on the way, the mask is recognised by its *value* (no mask, causal, any
+other boolean or additive mask), and keys and values that were repeated for grouped queries are taken
+before the repetition.  On a GPU the library's backends are offered one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx
+
+from autokernel.capture.graph import op_name
+from autokernel.playbook.context import StrategyContext, dtype_of, find, shape_of
+from autokernel.playbook.emit import kernel_file
+from autokernel.proposers.proposal import Proposal
+from autokernel.regions import ops
+from autokernel.regions.code import statements
+
+NAME = "attention_sdpa"
+FAMILIES = ("attention",)
+BACKEND = "torch"
+
+_HEADER = "from torch.nn.attention import SDPBackend, sdpa_kernel"
+
+
+@dataclass
+class Scores:
+    """What happens between ``q @ k.T`` and softmax: ``softmax(scale * q @ k.T + additive, where allowed)``."""
+
+    product: fx.Node
+    scale: float = 1.0
+    allowed: Tensor | None = None
+    additive: Tensor | None = None
+    dynamic: list[tuple[float, fx.Node]] = field(default_factory=list)
+
+
+def propose(ctx: StrategyContext) -> Iterator[Proposal]:
+    softmax = find(ctx.nodes, "softmax")
+    if len(softmax) != 1 or softmax[0] in ctx.static or not _last_dim(softmax[0]):
+        return
+    scores = _scores(ctx, softmax[0].all_input_nodes[0])
+    final = _value_product(softmax[0])
+    if scores is None or final is None or len(shape_of(scores.product)) != 4:
+        return
+    query, key_t = scores.product.args[:2]
+    value = final.args[1]
+    if not all(isinstance(n, fx.Node) for n in (query, key_t, value)):
+        return
+    query, query_scale = _strip_scalings(query)  # type: ignore[arg-type]
+    key_t, key_scale = _strip_scalings(key_t)  # type: ignore[arg-type]
+    key = _untranspose(key_t)
+    scale = scores.scale * query_scale * key_scale
+
+    grouped_key = _ungrouped(key) if key is not None else None
+    grouped_value = _ungrouped(value)  # type: ignore[arg-type]
+    variants = [(False, "")]
+    if grouped_key is not None and grouped_value is not None:
+        variants.insert(0, (True, "grouped heads unexpanded"))
+    for grouped, note in variants:
+        for backend in _backends(ctx):
+            source = _source(ctx, scores, scale, final, query, key, key_t, value, grouped, backend)  # type: ignore[arg-type]
+            if source is None:
+                continue
+            what = [_mask_kind(scores)] + ([note] if note else []) + ([backend.lower()] if backend else [])
+            yield Proposal(
+                source,
+                strategy=",".join(["sdpa", *(["gqa"] if grouped else []), *([backend.lower()] if backend else [])]),
+                description=f"attention by hand -> scaled_dot_product_attention ({', '.join(what)})",
+                backend=BACKEND,
+            )
+
+
+def _backends(ctx: StrategyContext) -> list[str]:
+    if ctx.device.startswith("cuda"):
+        half = any(p.dtype in ("float16", "bfloat16") for p in ctx.task.inputs)
+        return ["CUDNN_ATTENTION", "FLASH_ATTENTION", ""] if half else [""]
+    return [""]
+
+
+def _last_dim(softmax: fx.Node) -> bool:
+    dim = softmax.kwargs.get("dim", softmax.args[1] if len(softmax.args) > 1 else None)
+    rank = len(shape_of(softmax))
+    return dim in (-1, rank - 1)
+
+
+def _value_product(softmax: fx.Node) -> fx.Node | None:
+    node = softmax
+    while len(node.users) == 1:
+        user = next(iter(node.users))
+        if op_name(user) in ("matmul", "bmm") and user.args[0] is node:
+            return user
+        if op_name(user) == "dropout":
+            training = user.kwargs.get("training", user.args[2] if len(user.args) > 2 else True)
+            rate = user.kwargs.get("p", user.args[1] if len(user.args) > 1 else 0.5)
+            if training and rate:
+                return None
+        elif op_name(user) not in ops.CASTS | {"contiguous"}:
+            return None
+        node = user
+    return None
+
+
+# --- scale and mask -------------------------------------------------------------------------------------
+
+
+def _scores(ctx: StrategyContext, node: fx.Node) -> Scores | None:
+    """Read the chain from softmax's input back to the product, then fold it forwards."""
+    chain: list[fx.Node] = []
+    while op_name(node) not in ("matmul", "bmm"):
+        previous = [a for a in node.all_input_nodes if a not in ctx.static and _reaches_product(a, ctx)]
+        if len(previous) != 1:
+            return None
+        chain.append(node)
+        node = previous[0]
+    scores = Scores(node)
+    for step in reversed(chain):
+        if not _fold(ctx, scores, step, node):
+            return None
+        node = step
+    if scores.allowed is not None and not bool(scores.allowed.any(-1).all()):
+        return None  # a row that may attend to nothing: by-hand and library code differ there
+    return scores
+
+
+def _reaches_product(node: fx.Node, ctx: StrategyContext) -> bool:
+    while node.op != "placeholder":
+        if op_name(node) in ("matmul", "bmm"):
+            return len(shape_of(node)) == 4
+        inputs = [a for a in node.all_input_nodes if a not in ctx.static]
+        if not inputs:
+            return False
+        node = inputs[0]
+    return False
+
+
+def _fold(ctx: StrategyContext, scores: Scores, step: fx.Node, previous: fx.Node) -> bool:
+    name = op_name(step)
+    if name in ops.CASTS or name == "contiguous":
+        return True
+    if name in ("mul", "div"):
+        return _fold_scaling(ctx, scores, step, previous)
+    if name == "add":
+        other = next((a for a in step.args if a is not previous), None)
+        if not isinstance(other, fx.Node) or step.kwargs.get("alpha", 1) != 1:
+            return False
+        if other not in ctx.static:
+            scores.dynamic.append((1.0, other))
+            return True
+        value = ctx.value(other)
+        return value is not None and _add(scores, value)
+    if name == "masked_fill" and step.args[0] is previous:
+        fill = step.args[2] if len(step.args) > 2 else step.kwargs.get("value")
+        masked = ctx.value(step.args[1]) if isinstance(step.args[1], fx.Node) else None
+        return masked is not None and _is_minus_infinity(fill, dtype_of(step)) and _allow(scores, ~masked.bool())
+    if name == "where" and len(step.args) == 3 and step.args[1] is previous:
+        condition = ctx.value(step.args[0]) if isinstance(step.args[0], fx.Node) else None
+        fill = ctx.value(step.args[2]) if isinstance(step.args[2], fx.Node) else step.args[2]
+        if isinstance(fill, Tensor):
+            fill = fill.item() if fill.numel() == 1 else None
+        return condition is not None and _is_minus_infinity(fill, dtype_of(step)) and _allow(scores, condition.bool())
+    return False
+
+
+def _fold_scaling(ctx: StrategyContext, scores: Scores, step: fx.Node, previous: fx.Node) -> bool:
+    factor = next((a for a in step.args if a is not previous), None)
+    if isinstance(factor, fx.Node):
+        value = ctx.value(factor)
+        if value is None or value.numel() != 1:
+            return False
+        factor = value.item()
+    if not isinstance(factor, int | float) or (op_name(step) == "div" and step.args[0] is not previous):
+        return False
+    factor = 1.0 / factor if op_name(step) == "div" else float(factor)
+    if factor <= 0:
+        return False
+    scores.scale *= factor
+    if scores.additive is not None:
+        scores.additive = scores.additive * factor
+    scores.dynamic = [(c * factor, n) for c, n in scores.dynamic]
+    return True
+
+
+def _add(scores: Scores, value: Tensor) -> bool:
+    if value.dtype == torch.bool or not value.is_floating_point():
+        return False
+    blocked = value == -math.inf
+    lowest = value <= torch.finfo(value.dtype).min / 2  # the dtype's own "minus infinity"
+    rest = torch.where(blocked | lowest, torch.zeros_like(value), value)
+    if (blocked | lowest).any() and not _allow(scores, ~(blocked | lowest)):
+        return False
+    if rest.any():
+        scores.additive = rest if scores.additive is None else scores.additive + rest
+    return True
+
+
+def _allow(scores: Scores, allowed: Tensor) -> bool:
+    scores.allowed = allowed if scores.allowed is None else scores.allowed & allowed
+    return True
+
+
+def _is_minus_infinity(value: object, dtype: torch.dtype) -> bool:
+    """-inf, or the most negative number of a float dtype, which softmax treats the same unless a row has
+    nothing else."""
+    if not isinstance(value, int | float):
+        return False
+    return value == -math.inf or value <= torch.finfo(dtype).min / 2
+
+
+def _mask_kind(scores: Scores) -> str:
+    if scores.dynamic:
+        return "mask given at run time"
+    if scores.additive is not None:
+        return "additive mask"
+    allowed = scores.allowed
+    if allowed is None or bool(allowed.all()):
+        return "no mask"
+    rows, columns = shape_of(scores.product)[-2:]
+    full = allowed.expand(torch.broadcast_shapes(allowed.shape, (rows, columns)))
+    causal = torch.ones(rows, columns, dtype=torch.bool, device=allowed.device).tril()
+    return "causal" if rows == columns and bool((full == causal).all()) else "boolean mask"
+
+
+# --- queries, keys, values ------------------------------------------------------------------------------
+
+
+def _strip_scalings(node: fx.Node) -> tuple[fx.Node, float]:
+    factor = 1.0
+    while ops.is_scalar_scaling(node) and isinstance(node.args[0], fx.Node):
+        scalar = node.args[1]
+        if not isinstance(scalar, int | float) or scalar <= 0:
+            break
+        factor *= 1.0 / scalar if op_name(node) == "div" else scalar
+        node = node.args[0]
+    return node, factor
+
+
+def _untranspose(node: fx.Node) -> fx.Node | None:
+    """The node that ``node`` is the transpose of, in its last two dimensions."""
+    rank = len(shape_of(node))
+    if op_name(node) == "transpose":
+        dims = {int(d) % rank for d in node.args[1:3]}  # type: ignore[arg-type]
+        if dims == {rank - 1, rank - 2}:
+            return node.args[0]  # type: ignore[return-value]
+    return None
+
+
+def _ungrouped(node: fx.Node) -> list[fx.Node] | None:
+    """``[source, later...]`` if ``node`` is ``source`` with each head repeated, then only transposed."""
+    later: list[fx.Node] = []
+    while op_name(node) in ("transpose", "permute", "contiguous"):
+        later.insert(0, node)
+        node = node.all_input_nodes[0]
+    head_axis = 1
+    for step in reversed(later):
+        if op_name(step) == "transpose":
+            a, b = (int(d) % 4 for d in step.args[1:3])  # type: ignore[arg-type]
+            head_axis = {a: b, b: a}.get(head_axis, head_axis)
+        elif op_name(step) == "permute":
+            dims = step.args[1] if isinstance(step.args[1], tuple | list) else step.args[1:]
+            head_axis = int(dims[head_axis]) % 4  # type: ignore[arg-type, index]
+    if op_name(node) not in ("reshape", "view", "flatten"):
+        return None
+    expand = node.all_input_nodes[0]
+    if op_name(expand) != "expand":
+        return None
+    inserted = expand.all_input_nodes[0]
+    source = inserted.all_input_nodes[0] if inserted.all_input_nodes else None
+    if source is None or op_name(inserted) not in ("getitem", "unsqueeze") or len(shape_of(source)) != 4:
+        return None
+    wide = shape_of(expand)
+    if len(wide) != 5 or shape_of(inserted)[head_axis + 1] != 1:
+        return None
+    repeated = list(shape_of(source))
+    repeated[head_axis] *= wide[head_axis + 1]
+    if tuple(repeated) != shape_of(node) or wide[head_axis] != shape_of(source)[head_axis]:
+        return None
+    return [source, *later]
+
+
+# --- writing it down ------------------------------------------------------------------------------------
+
+
+def _source(
+    ctx: StrategyContext,
+    scores: Scores,
+    scale: float,
+    final: fx.Node,
+    query: fx.Node,
+    key: fx.Node | None,
+    key_t: fx.Node,
+    value: fx.Node,
+    grouped: bool,
+    backend: str,
+) -> str | None:
+    names = ctx.names
+    body: list[str] = []
+    done: set[fx.Node] = set()
+
+    def emit(*goals: fx.Node) -> None:
+        for node in ctx.needed_for(goals):
+            if node not in done:
+                done.add(node)
+                body.append(statements([node], names)[0])
+
+    def operand(node: fx.Node) -> str:
+        chain = _ungrouped(node) if grouped else None
+        if chain is None:
+            emit(node)
+            return names[node]
+        source, *later = chain
+        emit(source)
+        renamed = dict(names)
+        current = source
+        for step in later:
+            (step_input,) = step.all_input_nodes
+            renamed[step_input] = renamed[current] if step_input not in done else renamed[step_input]
+            renamed[step] = f"{names[step]}_grouped"
+            body.append(statements([step], {**renamed, step_input: renamed[current]})[0])
+            current = step
+        return renamed[current]
+
+    emit(query)
+    q = names[query]
+    if key is not None:
+        k = operand(key)
+    else:
+        emit(key_t)
+        k = f"{names[key_t]}.transpose(-2, -1)"
+    v = operand(value)
+    kind = _mask_kind(scores)
+    arguments = [q, k, v]
+    prepack: list[str] | None = None
+    if kind == "causal":
+        if backend == "CUDNN_ATTENTION" and scores.additive is not None:
+            return None
+        arguments.append("is_causal=True")
+    elif kind != "no mask":
+        if backend == "FLASH_ATTENTION":
+            return None  # flash takes no mask tensor
+        if kind == "mask given at run time":
+            if len(scores.dynamic) != 1 or scores.allowed is not None or scores.additive is not None:
+                return None
+            factor, mask = scores.dynamic[0]
+            emit(mask)
+            text = names[mask] if factor == 1.0 else f"{names[mask]} * {factor!r}"
+            arguments.append(f"attn_mask=({text}).to({q}.dtype)")
+        else:
+            if not ctx.statics:
+                return None  # the mask is made inside the region and isn't causal: leave it to the general code
+            prepack = _mask_prepack(ctx, scores, final)
+            if prepack is None:
+                return None
+            arguments.append("attn_mask=mask")
+    arguments.append(f"scale={scale!r}")
+    if grouped:
+        arguments.append("enable_gqa=True")
+    body.append(f"{names[final]} = F.scaled_dot_product_attention({', '.join(arguments)})")
+    if backend:
+        body[-1] = f"with sdpa_kernel([SDPBackend.{backend}]):\n        " + body[-1]
+    done.add(final)
+    for node in ctx.nodes:
+        if node not in done and final in node.all_input_nodes or any(a in done and _after(a, final) for a in node.all_input_nodes):
+            if node not in done and node not in ctx.static and _after(node, final):
+                done.add(node)
+                body.append(statements([node], names)[0])
+    return kernel_file(
+        ctx,
+        doc=f"Attention through the library's fused kernel ({kind}).",
+        backend=BACKEND,
+        body=body,
+        header=[_HEADER] if backend else [],
+        prepack=prepack,
+        packed=["mask"] if prepack else None,
+    )
+
+
+def _after(node: fx.Node, final: fx.Node) -> bool:
+    if node is final:
+        return True
+    return any(_after(a, final) for a in node.all_input_nodes)
+
+
+def _mask_prepack(ctx: StrategyContext, scores: Scores, final: fx.Node) -> list[str] | None:
+    """Body of ``prepack``: run the steps in front of softmax on zero scores, which leaves the mask."""
+    softmax = find(ctx.nodes, "softmax")[0]
+    product = scores.product
+    steps = ctx.needed_for([softmax.all_input_nodes[0]], stop=[product])
+    if any(not (set(s.all_input_nodes) <= ctx.static | {product} | set(steps)) for s in steps):
+        return None
+    like = ctx.names[ctx.statics[0]]
+    size = shape_of(product)
+    dtype = dtype_of(product)
+    return [
+        "# The steps in front of softmax, run on zero scores, leave exactly the mask.",
+        f"{ctx.names[product]} = torch.zeros((1, 1, {size[-2]}, {size[-1]}), dtype={dtype}, device={like}.device)",
+        *statements(steps, ctx.names),
+        f"return ({ctx.names[softmax.all_input_nodes[0]]}.to({dtype_of(final)}),)",
+    ]

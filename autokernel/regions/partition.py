@@ -1,0 +1,123 @@
+"""Cut a graph into regions.  The same function serves extraction and reinsertion.
+
+A region is accepted only if it can be run as one step: it never touches a tensor that the graph writes in
+place, every edge is one plain tensor, and the graph in which each accepted region is a single node stays
+free of cycles.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import fx
+
+from autokernel.capture.graph import Graph, storages, written_storages
+from autokernel.regions import FAMILIES
+from autokernel.regions.match import Match
+from autokernel.regions.ops import topological
+from autokernel.regions.region import Region
+
+
+@dataclass(eq=False)
+class Partition:
+    """``regions`` in graph order; ``leftover`` are the compute nodes in none of them."""
+
+    graph: Graph
+    regions: list[Region]
+    leftover: list[fx.Node]
+
+    def by_fingerprint(self) -> dict[str, list[Region]]:
+        groups: dict[str, list[Region]] = defaultdict(list)
+        for region in self.regions:
+            groups[region.fingerprint].append(region)
+        return dict(groups)
+
+
+def partition(graph: Graph) -> Partition:
+    """Find the regions of ``graph``; a graph with symbolic shapes has none."""
+    nodes = graph.nodes
+    compute = [n for n in nodes if n.op in ("call_function", "call_method")]
+    if graph.dynamic:
+        return Partition(graph, [], compute)
+    static = graph.static_nodes()
+    written = written_storages(nodes)
+    blocked = {n for n in nodes if storages(n) & written} if written else set()
+    owner: dict[fx.Node, int] = {}
+    accepted: dict[int, Region] = {}
+
+    def free(node: fx.Node) -> bool:
+        return node not in owner and node not in blocked and node.op in ("call_function", "call_method")
+
+    for family in FAMILIES.values():
+        for match in list(family.find(graph, static, free)):
+            region = _region(graph, match, static, free)
+            if region is None or any(i in blocked for i in region.inputs):
+                continue
+            number = len(accepted)
+            for node in region.nodes:
+                owner[node] = number
+            if grouped_order(nodes, owner) is None:
+                for node in region.nodes:
+                    del owner[node]
+                continue
+            accepted[number] = region
+    position = {n: i for i, n in enumerate(nodes)}
+    regions = sorted(accepted.values(), key=lambda r: position[r.nodes[0]])
+    leftover = [n for n in compute if n not in owner and n not in static]
+    return Partition(graph, regions, leftover)
+
+
+def _region(graph: Graph, match: Match, static: set[fx.Node], free) -> Region | None:
+    if not match.nodes or not all(free(n) for n in match.nodes):
+        return None
+    roots = frozenset(r for c in match.constants for r in static_roots(c, graph) if graph.roles[r] != "parameter")
+    region = Region(graph, match.family, topological(graph.nodes, match.nodes), static, roots)
+    return region if region.well_formed and region.activations else None
+
+
+def static_roots(node: fx.Node, graph: Graph) -> set[fx.Node]:
+    """The placeholders and baked-in tensors that a static node is computed from."""
+    if node in graph.roles:
+        return {node}
+    found: set[fx.Node] = set()
+    for arg in node.all_input_nodes:
+        found |= static_roots(arg, graph)
+    return found
+
+
+def grouped_order(nodes: Iterable[fx.Node], owner: dict[fx.Node, int]) -> list[fx.Node | int] | None:
+    """Topological order of the graph with every group collapsed to its number; None if that has a cycle.
+
+    Ties keep the original order, so that side effects stay where they were.
+    """
+    nodes = list(nodes)
+    units: dict[fx.Node | int, list[fx.Node]] = {}
+    for node in nodes:
+        units.setdefault(owner.get(node, node), []).append(node)
+    position = {unit: i for i, unit in enumerate(units)}
+    waiting: dict[fx.Node | int, int] = {}
+    users: dict[fx.Node | int, list[fx.Node | int]] = defaultdict(list)
+    for unit, members in units.items():
+        needs = {owner.get(a, a) for m in members for a in m.all_input_nodes} - {unit}
+        waiting[unit] = len(needs)
+        for need in needs:
+            users[need].append(unit)
+    import heapq
+
+    ready = [(position[u], u) for u, count in waiting.items() if count == 0]
+    heap = [(p, i) for i, (p, _) in enumerate(ready)]
+    pool = [u for _, u in ready]
+    heapq.heapify(heap)
+    order: list[fx.Node | int] = []
+    while heap:
+        _, slot = heapq.heappop(heap)
+        unit = pool[slot]
+        order.append(unit)
+        for user in users[unit]:
+            waiting[user] -= 1
+            if waiting[user] == 0:
+                pool.append(user)
+                heapq.heappush(heap, (position[user], len(pool) - 1))
+    return order if len(order) == len(units) else None

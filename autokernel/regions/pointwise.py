@@ -1,0 +1,44 @@
+"""What is left: connected chains of pointwise, reduction and layout ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import fx
+
+from autokernel.capture.graph import Graph, op_name
+from autokernel.regions import ops
+from autokernel.regions.match import Free, Match
+
+_CHAIN = ops.POINTWISE | ops.REDUCTIONS | ops.MOVEMENT
+
+
+def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
+    def allowed(node: fx.Node) -> bool:
+        return (
+            free(node)
+            and node not in static
+            and node.op in ("call_function", "call_method")
+            and op_name(node) in _CHAIN
+        )
+
+    group_of: dict[fx.Node, set[fx.Node]] = {}
+    for node in graph.nodes:
+        if not allowed(node):
+            continue
+        mine: set[fx.Node] = {node}
+        for arg in node.all_input_nodes:
+            theirs = group_of.get(arg)
+            if theirs is not None and theirs is not mine:
+                mine |= theirs
+        for member in mine:
+            group_of[member] = mine
+    seen: set[int] = set()
+    for group in group_of.values():
+        if id(group) in seen:
+            continue
+        seen.add(id(group))
+        work = [n for n in group if op_name(n) not in ops.MOVEMENT]
+        if work:
+            reduces = any(op_name(n) in ops.REDUCTIONS for n in work)
+            yield Match("reduction" if reduces else "pointwise", group)

@@ -1,0 +1,1 @@
+"""What a run found, from results.tsv alone: on the terminal, as Markdown, as JSON."""

@@ -1,0 +1,184 @@
+"""The facts of a run, from the rows of its journal.  Pure; needs neither torch nor the device.
+
+A whole-model row (``task`` is ``model``) with status ``baseline`` is what a user gets for free.  The other
+whole-model rows are of backend ``autokernel``: with ``parent`` empty they add a kernel (``candidate``) to
+what is kept so far or are the final measurement, with ``parent`` set they leave that kernel out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from autokernel.records import Experiment
+
+MODEL = "model"
+OURS = "autokernel"
+FINAL = "final"
+"""The strategy tag of the whole-model row that measures the selection once more, on fresh inputs."""
+IN, EVICTED, KEPT_ALONE = "in the model", "evicted", "not tried in the model"
+
+
+@dataclass(slots=True)
+class Baseline:
+    backend: str
+    latency_us: float | None
+    vs_eager: float | None
+    best: bool = False
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class KernelLine:
+    """One task.  Speed-ups are of the region by itself; ``contribution`` is the whole model's time without
+    this kernel over its time with it (from the leave-one-out row)."""
+
+    task: str
+    family: str
+    backend: str = ""
+    strategy: str = ""
+    provenance: str = ""
+    latency_us: float | None = None
+    speedup_vs_eager: float | None = None
+    speedup_vs_compile: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    attempts: int = 0
+    outcome: str = ""
+    contribution: float | None = None
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Summary:
+    tag: str
+    device: str
+    baselines: list[Baseline] = field(default_factory=list)
+    best_baseline: str = ""
+    latency_us: float | None = None
+    speedup: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    speedup_vs_eager: float | None = None
+    error_ratio: float | None = None
+    executor: str = ""
+    kernels: list[KernelLine] = field(default_factory=list)
+    statuses: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    cost_usd: float | None = None
+    seconds: float = 0.0
+
+    @property
+    def improved(self) -> bool:
+        return self.speedup is not None
+
+    def headline(self) -> str:
+        """One sentence: what the run came to."""
+        if self.improved:
+            interval = ""
+            if self.ci_low is not None and self.ci_high is not None:
+                interval = f" (95 % interval {self.ci_low:.3f} to {self.ci_high:.3f})"
+            text = f"{self.speedup:.3f}× the best baseline, {self.best_baseline}{interval}"
+            if self.speedup_vs_eager is not None:
+                text += f"; {self.speedup_vs_eager:.2f}× eager"
+            return text
+        if not self.baselines:
+            return "the whole model was not measured"
+        return f"nothing beat the best baseline: use {self.best_baseline}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "improved": self.improved, "headline": self.headline()}
+
+
+def summarize(rows: Sequence[Experiment]) -> Summary:
+    """The `Summary` of a journal's rows."""
+    summary = Summary(
+        tag=next((r.tag for r in reversed(rows) if r.tag), ""),
+        device=next((r.device for r in reversed(rows) if r.device), ""),
+        statuses=dict(Counter(r.status or r.correctness.lower() for r in rows)),
+        tokens=sum((r.tokens_in or 0) + (r.tokens_out or 0) for r in rows),
+        seconds=sum(r.seconds or 0.0 for r in rows),
+    )
+    costs = [r.cost_usd for r in rows if r.cost_usd is not None]
+    summary.cost_usd = sum(costs) if costs else None
+    model = [r for r in rows if r.task == MODEL]
+    _baselines(summary, model)
+    _ours(summary, [r for r in model if r.backend == OURS])
+    ours = [r for r in model if r.backend == OURS]
+    by_task: dict[str, list[Experiment]] = {}
+    for row in rows:
+        if row.task != MODEL:
+            by_task.setdefault(row.task or row.kernel_type, []).append(row)
+    summary.kernels = [_kernel(task, group, ours) for task, group in by_task.items()]
+    return summary
+
+
+def _baselines(summary: Summary, model: Sequence[Experiment]) -> None:
+    last: dict[str, Experiment] = {}
+    for row in model:
+        if row.backend != OURS:
+            last[row.backend] = row
+    eager = last["eager"].latency_us if "eager" in last else None
+    for row in last.values():
+        ratio = eager / row.latency_us if eager and row.latency_us else None
+        reason = row.reason if row.status == "baseline" else f"{row.status}: {row.reason}"
+        summary.baselines.append(Baseline(row.backend, row.latency_us, ratio, reason=reason))
+    timed = [b for b in summary.baselines if b.latency_us is not None]
+    if timed:
+        best = min(timed, key=lambda b: b.latency_us or 0.0)
+        best.best = True
+        summary.best_baseline = best.backend
+
+
+def final_row(ours: Sequence[Experiment]) -> Experiment | None:
+    """The last measurement of the whole selection: the row tagged `FINAL`, which may say that it lost."""
+    finals = [r for r in ours if FINAL in r.strategy.split(",")]
+    return finals[-1] if finals else None
+
+
+def _ours(summary: Summary, ours: Sequence[Experiment]) -> None:
+    row = final_row(ours)
+    if row is None or row.status != "keep":
+        return
+    summary.latency_us = row.latency_us
+    summary.speedup = row.speedup_vs_best_baseline
+    summary.ci_low, summary.ci_high = row.ci_low, row.ci_high
+    summary.speedup_vs_eager = row.speedup_vs_pytorch
+    summary.error_ratio = row.error_ratio
+    summary.executor = row.description
+
+
+def _kernel(task: str, rows: Sequence[Experiment], ours: Sequence[Experiment]) -> KernelLine:
+    kept = [r for r in rows if r.status == "keep"]
+    correct = [r for r in rows if r.status == "discard" and r.latency_us is not None]
+    attempts = [r for r in rows if r.candidate and r.status != "baseline"]
+    best = kept[-1] if kept else min(correct, key=lambda r: r.latency_us or 0.0, default=None)
+    line = KernelLine(task=task, family=rows[0].kernel_type, attempts=len(attempts))
+    if best is None:
+        failed = [r for r in attempts if r.reason]
+        line.outcome = "no correct kernel" if attempts else "no attempt"
+        line.why = failed[-1].reason if failed else ""
+        return line
+    line.backend, line.strategy, line.provenance = best.backend, best.strategy, best.provenance
+    line.latency_us = best.latency_us
+    line.speedup_vs_eager, line.speedup_vs_compile = best.speedup_vs_pytorch, best.speedup_vs_compile
+    line.ci_low, line.ci_high = best.ci_low, best.ci_high
+    if not kept:
+        line.outcome, line.why = "not faster", best.reason
+        return line
+    names = {best.candidate, task} - {""}
+    added = [r for r in ours if r.candidate in names and not r.parent]
+    left_out = [r for r in ours if r.parent in names]
+    if not added:
+        line.outcome = KEPT_ALONE
+    elif added[-1].status != "keep":
+        line.outcome, line.why = EVICTED, added[-1].reason or "the model is not faster with it"
+    elif left_out and left_out[-1].status == "keep":
+        line.outcome, line.why = EVICTED, left_out[-1].reason or "the model is faster without it"
+    else:
+        line.outcome = IN
+    if left_out and left_out[-1].speedup_vs_parent:
+        line.contribution = 1.0 / left_out[-1].speedup_vs_parent
+    return line

@@ -1,0 +1,68 @@
+"""Which task next, how much of it, and when not to bother.
+
+"Don't bother" is said before tokens are spent: a region that is near its roofline has nothing to give, and
+one that is a sliver of the model can't matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from autokernel.records import Experiment, Task
+
+NEAR_ROOFLINE = 1.10
+"""A kernel within 10 % of its roofline time is finished."""
+MIN_SHARE = 0.005
+"""A task with less of the model's time than this is left alone."""
+
+Effort = Literal["full", "starter", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``effort``: the whole loop, only its starter judged, or nothing.  ``why`` is for the reader."""
+
+    task: Task
+    effort: Effort
+    why: str = ""
+
+
+def plan(tasks: Sequence[Task]) -> list[Plan]:
+    """The tasks in order of what they can give the whole model, each with its effort."""
+    return [plan_task(task) for task in sorted(tasks, key=_gain, reverse=True)]
+
+
+def _gain(task: Task) -> tuple[float, int]:
+    """The Amdahl bound where it is known, else the share; the profile's rank decides between equals."""
+    return (task.amdahl_bound or 1.0 / (1.0 - min(task.share or 0.0, 0.999)), -task.rank)
+
+
+def plan_task(task: Task) -> Plan:
+    if task.share is not None and task.share < MIN_SHARE:
+        return Plan(task, "skip", f"only {task.share:.2%} of the model's time")
+    if task.head_room is not None and task.head_room < NEAR_ROOFLINE:
+        return Plan(task, "starter", f"already within {NEAR_ROOFLINE - 1:.0%} of its roofline")
+    return Plan(task, "full")
+
+
+def finished(task: Task, latency_us: float | None) -> str:
+    """Why a task whose best kernel takes ``latency_us`` needs no further round; empty when it does."""
+    if latency_us is None or not task.roofline_us:
+        return ""
+    if latency_us <= NEAR_ROOFLINE * task.roofline_us:
+        return f"within {NEAR_ROOFLINE - 1:.0%} of its roofline ({task.roofline_us:.1f} µs)"
+    return ""
+
+
+def stagnant_rounds(rows: Sequence[Experiment], proposer: str) -> int:
+    """How many verdicts in a row, counted from the end, a proposer got without a keep on this task."""
+    rounds = 0
+    for row in reversed(rows):
+        if row.proposer != proposer or row.status in ("baseline", "infra_error"):
+            continue
+        if row.status == "keep":
+            break
+        rounds += 1
+    return rounds
