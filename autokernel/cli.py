@@ -174,6 +174,7 @@ def optimize(
     """
     from autokernel.optimize import Options, Stopped, optimize, optimize_kernel, parse_budget
     from autokernel.report.terminal import console, print_summary
+    from autokernel.session import default_run
 
     options = Options(
         top=top,
@@ -195,9 +196,10 @@ def optimize(
         else:
             spec = _spec(model, device, class_name, input_shape, dtype, checkpoint)
             path, summary = optimize(spec, run, options, progress)
-    except Stopped as stopped:
-        print(f"Stopped. Everything measured is in {stopped.run}; to go on:", file=sys.stderr)
-        print("  " + go_on_command(sys.argv[1:], stopped.run), file=sys.stderr)
+    except (Stopped, KeyboardInterrupt) as stopped:
+        path = stopped.run if isinstance(stopped, Stopped) else run or default_run(model)
+        print(f"Stopped. Everything measured is in {path}; to go on:", file=sys.stderr)
+        print("  " + go_on_command(sys.argv[1:], path), file=sys.stderr)
         raise typer.Exit(130) from None
     if not _emit({"run": str(path), **summary.to_json()}, as_json, json_out):
         print_summary(summary, console())

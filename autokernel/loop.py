@@ -26,7 +26,7 @@ from autokernel.proposers.base import Proposer, TaskState
 from autokernel.proposers.playbook import backend_of
 from autokernel.proposers.proposal import Failure, Proposal
 from autokernel.records import TIMED, Experiment, Task, Verdict
-from autokernel.results import Journal, source_id, store_source, write_text_atomically
+from autokernel.results import Journal, source_id, source_path, store_source, write_text_atomically
 from autokernel.rows import baseline_row, failure_row, verdict_row
 from autokernel.tuner import POINT, TUNED, SpaceError, defaults_of, space_of, tune
 
@@ -82,12 +82,16 @@ def count_experiments(rows: Sequence[Experiment]) -> int:
 
 @dataclass
 class TaskResult:
-    """How the loop on one task ended.  ``kept`` is the source of the best kept kernel, if there is one;
-    ``row`` its row, ``why`` what ended the loop."""
+    """How the loop on one task ended.
+
+    ``kept`` is the source of the best kept kernel and ``row`` its row, if there is one.  ``entrant`` is the row
+    of the kernel to try in the whole model (see `scheduler.model_candidate`), ``why`` what ended the loop.
+    """
 
     task: Task
     kept: Path | None = None
     row: Experiment | None = None
+    entrant: Experiment | None = None
     why: str = ""
 
     @property
@@ -213,7 +217,8 @@ class TaskLoop:
 
     def result(self, why: str) -> TaskResult:
         row = self._kept()
-        return TaskResult(self.task, self._source(row.candidate) if row else None, row, why)
+        entrant = scheduler.model_candidate(self.journal.of_task(self.task.name))
+        return TaskResult(self.task, self._source(row.candidate) if row else None, row, entrant, why)
 
     # The SPACE of a kernel that was just judged.
     def _tune(self, row: Experiment) -> None:
@@ -342,7 +347,7 @@ class TaskLoop:
         return self._source(kept.candidate) if kept else None
 
     def _source(self, candidate: str) -> Path:
-        return self.task.dir / "attempts" / f"{candidate}.py"
+        return source_path(self.task.dir, candidate)
 
     def _restore(self) -> None:
         """Make kernel.py the kept kernel again, unless it holds an edit that was never judged."""

@@ -30,7 +30,7 @@ from autokernel.records import Experiment, Task
 from autokernel.report.markdown import render_markdown
 from autokernel.report.summary import MODEL, OURS, Summary, final_row, summarize
 from autokernel.report.terminal import print_row, working
-from autokernel.results import Journal, write_text_atomically
+from autokernel.results import Journal, source_path, write_text_atomically
 from autokernel.run_folder import RunFolder, RunRecord, run_stem
 from autokernel.session import Session
 
@@ -148,21 +148,25 @@ def _run(session: Session, options: Options, provider: Provider | None) -> None:
             out=out,
         )
         interrupt.check()
-        if selection_is_current(session.journal.rows, session.path):
+        entrants = [(r.task, r.entrant) for r in results if r.entrant is not None]
+        if selection_is_current(session.journal.rows, [row for _, row in entrants], session.path):
             return
-        kept = [KeptKernel(r.task, r.kept, r.speedup or 1.0) for r in results if r.kept is not None]
-        with working(f"Putting {len(kept)} kernels into the model …", out):
-            whole_model().select(kept)
+        kernels = [
+            KeptKernel(task, source_path(task.dir, row.candidate), row.speedup_vs_best_baseline or 1.0)
+            for task, row in entrants
+        ]
+        with working(f"Trying {len(kernels)} kernels in the whole model …", out):
+            whole_model().select(kernels)
 
 
-def selection_is_current(rows: Sequence[Experiment], run: Path) -> bool:
-    """Whether the run's last whole-model measurement already knows every kept kernel."""
+def selection_is_current(rows: Sequence[Experiment], entrants: Sequence[Experiment], run: Path) -> bool:
+    """Whether the run's last whole-model measurement came after every kernel that is to be tried in it."""
     final = final_row([r for r in rows if r.task == MODEL and r.backend == OURS])
     if final is None:
         return False
     if final.status == "keep" and not (run / "optimized" / "manifest.json").exists():
         return False
-    return not any(r.status == "keep" and r.task != MODEL and r.experiment > final.experiment for r in rows)
+    return all(row.experiment < final.experiment for row in entrants)
 
 
 def proposers_of(

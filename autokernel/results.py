@@ -270,12 +270,16 @@ def write_text_atomically(path: Path, text: str) -> None:
     partial.replace(path)
 
 
+def source_path(task_dir: Path, candidate: str) -> Path:
+    """Where the source with this hash lies in a task folder."""
+    return task_dir / "attempts" / f"{candidate}.py"
+
+
 def store_source(task_dir: Path, source: str) -> tuple[str, Path]:
     """Keep ``source`` in ``attempts/<sha12>.py`` of the task folder.  Returns the hash and the path."""
     name = source_id(source)
-    folder = task_dir / "attempts"
-    path = folder / f"{name}.py"
+    path = source_path(task_dir, name)
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(path, source)
     return name, path

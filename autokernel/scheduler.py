@@ -66,3 +66,28 @@ def stagnant_rounds(rows: Sequence[Experiment], proposer: str) -> int:
             break
         rounds += 1
     return rounds
+
+
+def model_candidate(rows: Sequence[Experiment]) -> Experiment | None:
+    """Of one task's rows, the kernel that gets its chance in the whole model; None when none deserves it.
+
+    That is the last keep.  Without one it is the fastest correct kernel that is not clearly slower than the
+    best baseline: a region by itself and the same region inside a compiled model are not the same thing, so
+    a near tie is the whole model's to break.  A starter is the model's own code and is never worth it.
+    """
+    kept = [r for r in rows if r.status == "keep"]
+    if kept:
+        return kept[-1]
+    near = [r for r in rows if _near_tie(r)]
+    return max(near, key=lambda r: r.speedup_vs_best_baseline or 0.0, default=None)
+
+
+def _near_tie(row: Experiment) -> bool:
+    return (
+        row.status == "discard"
+        and bool(row.candidate)
+        and row.proposer != "starter"
+        and row.speedup_vs_best_baseline is not None
+        and row.speedup_vs_parent is None
+        and (row.ci_high or 0.0) > 1.0
+    )

@@ -454,3 +454,21 @@ def test_ctrl_c_once_finishes_the_row_and_twice_stops_at_once(obey: bool, signal
     out, _ = child.communicate(timeout=20)
     assert child.returncode == 130
     assert ("row finished" in out) == obey and out.endswith("out\n")
+
+
+# --- when the whole model need not be measured again -------------------------------------------------------
+
+
+def test_a_selection_is_current_until_a_new_kernel_asks_to_be_in(tmp_path: Path) -> None:
+    from autokernel.optimize import selection_is_current
+    from autokernel.results import read_results
+
+    rows = read_results(write_run(tmp_path))
+    entrants = [r for r in rows if r.status == "keep" and r.task != "model"]
+    assert not selection_is_current(rows, entrants, tmp_path), "the artifact was never written"
+    (tmp_path / "optimized").mkdir()
+    (tmp_path / "optimized" / "manifest.json").write_text("{}")
+    assert selection_is_current(rows, entrants, tmp_path)
+    newer = replace(entrants[0], experiment=len(rows) + 1)
+    assert not selection_is_current([*rows, newer], [newer], tmp_path)
+    assert not selection_is_current([r for r in rows if r.strategy != "final"], entrants, tmp_path)

@@ -396,6 +396,23 @@ def test_when_not_to_bother() -> None:
     assert scheduler.plan_task(planned()).effort == "full", "an unknown share is no reason"
 
 
+def test_who_is_tried_in_the_whole_model() -> None:
+    def row(number: int, status: str, speedup: float, high: float, **changes) -> Experiment:
+        return Experiment(**{"experiment": number, "tag": "t", "kernel_type": "norm", "status": status, "candidate": "c",
+                             "speedup_vs_best_baseline": speedup, "ci_high": high, **changes})  # fmt: skip
+
+    clear, near = row(1, "discard", 0.8, 0.9), row(2, "discard", 0.98, 1.02)
+    starter = row(3, "discard", 1.0, 1.05, proposer="starter")
+    against_parent = row(4, "discard", 1.2, 1.01, speedup_vs_parent=0.99)
+    kept, better = row(5, "keep", 1.2, 1.3), row(6, "keep", 1.1, 1.15)
+    assert scheduler.model_candidate([clear, starter]) is None
+    assert scheduler.model_candidate([clear, near, starter]) is near
+    assert scheduler.model_candidate([near, kept, against_parent, better]) is better, (
+        "each beat the one before"
+    )
+    assert scheduler.model_candidate([row(7, "crash", 0, 0, speedup_vs_best_baseline=None)]) is None
+
+
 def test_recall_is_by_family_and_mechanism() -> None:
     def row(**changes) -> Experiment:
         return Experiment(

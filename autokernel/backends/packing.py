@@ -37,24 +37,44 @@ def adjacent_rows(weights: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
     return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
 
 
-def merge_in_place(weights: list[Tensor]) -> bool:
-    """Re-point parameters at consecutive slices of one new buffer, values kept; False if they can't be.
+def merge_in_place(weights: list[Tensor], spare_rows: int = 0) -> bool:
+    """Re-point parameters at consecutive slices of one new buffer, values kept; False if that can't be.
 
     To be done before the model is compiled.  Afterwards ``copy_``, ``load_state_dict`` and optimizers write
-    through to the merged buffer.  ``.half()``, ``deepcopy`` and ``.data = new`` undo it.
+    through to the merged buffer.  ``.half()``, ``deepcopy`` and ``.data = new`` undo it.  ``spare_rows``
+    rows of zeros are left behind the last one (see `pad_rows`).
     """
     first = weights[0]
-    if adjacent(weights):
+    if not spare_rows and adjacent(weights):
         return True
     if len({id(w) for w in weights}) != len(weights):
         return False
-    if any(w.dtype != first.dtype or w.device != first.device or w.shape[1:] != first.shape[1:] for w in weights):
+    if any(
+        w.dtype != first.dtype or w.device != first.device or w.shape[1:] != first.shape[1:] for w in weights
+    ):
         return False
     if not all(w.is_contiguous() for w in weights):
         return False
-    merged = torch.cat([w.detach() for w in weights])
+    spare = [first.new_zeros((spare_rows, *first.shape[1:]))] if spare_rows else []
+    merged = torch.cat([*(w.detach() for w in weights), *spare])
     start = 0
     for w in weights:
         w.data = merged[start : start + w.shape[0]]
         start += w.shape[0]
     return True
+
+
+def pad_rows(weight: Tensor, rows: int) -> Tensor:
+    """``weight`` (n, k) with at least ``rows`` further rows behind it, whose content is arbitrary.
+
+    A view where the storage already goes on behind the weight (`merge_in_place` left room), else a copy
+    padded with zeros.  For results whose columns beyond n are cut away again.
+    """
+    if weight.dim() == 2 and weight.is_contiguous():
+        row = weight.shape[1]
+        end = weight.storage_offset() + (weight.shape[0] + rows) * row
+        if weight.untyped_storage().nbytes() >= end * weight.element_size():
+            return weight.detach().as_strided(
+                (weight.shape[0] + rows, row), (row, 1), weight.storage_offset()
+            )
+    return torch.nn.functional.pad(weight, (0, 0, 0, rows))

@@ -89,9 +89,9 @@ class Graph:
 
     def __post_init__(self) -> None:
         for node, value in zip(self.placeholders, self.example_inputs, strict=True):
-            if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-                self.dynamic = True
-            elif isinstance(value, Tensor) and any(isinstance(s, torch.SymInt) for s in value.shape):
+            if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or (
+                isinstance(value, Tensor) and any(isinstance(s, torch.SymInt) for s in value.shape)
+            ):
                 self.dynamic = True
             self.roles[node] = _role(node, value)
         for node in self.gm.graph.nodes:
@@ -135,11 +135,29 @@ class Graph:
 
 _IMPURE = frozenset(
     {
-        "dropout", "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "bernoulli", "multinomial",
-        "normal", "empty", "empty_like", "new_empty", "empty_strided", "_assert", "_assert_async",
-        "_enter_autocast", "_exit_autocast", "_set_grad_enabled", "manual_seed", "item",
+        "dropout",
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "rand_like",
+        "randn_like",
+        "bernoulli",
+        "multinomial",
+        "normal",
+        "empty",
+        "empty_like",
+        "new_empty",
+        "empty_strided",
+        "_assert",
+        "_assert_async",
+        "_enter_autocast",
+        "_exit_autocast",
+        "_set_grad_enabled",
+        "manual_seed",
+        "item",
     }
-)  # fmt: skip
+)
 
 
 def _role(node: fx.Node, value: Any) -> Role:
@@ -183,7 +201,9 @@ def writes(node: fx.Node) -> list[fx.Node]:
     if node.op not in ("call_function", "call_method"):
         return []
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    inplace_name = name.endswith("_") and not name.endswith("__") and name not in ("and_", "or_", "not_", "is_")
+    inplace_name = (
+        name.endswith("_") and not name.endswith("__") and name not in ("and_", "or_", "not_", "is_")
+    )
     inplace_operator = name.startswith("i") and name in _INPLACE_OPERATORS
     if inplace_name or inplace_operator or name == "setitem" or node.kwargs.get("inplace") is True:
         target = node.args[0] if node.args else node.kwargs.get("input")
@@ -195,13 +215,39 @@ def writes(node: fx.Node) -> list[fx.Node]:
 
 
 _INPLACE_OPERATORS = frozenset(
-    {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul", "ilshift",
-     "irshift"}
-)  # fmt: skip
+    {
+        "iadd",
+        "isub",
+        "imul",
+        "itruediv",
+        "ifloordiv",
+        "imod",
+        "ipow",
+        "iand",
+        "ior",
+        "ixor",
+        "imatmul",
+        "ilshift",
+        "irshift",
+    }
+)
 _INPLACE_POSITION = {
-    "relu": 1, "silu": 1, "mish": 1, "hardswish": 1, "relu6": 1, "hardsigmoid": 1, "selu": 1, "celu": 2, "elu": 2,
-    "leaky_relu": 2, "hardtanh": 3, "dropout": 3, "rrelu": 4, "threshold": 3, "alpha_dropout": 3,
-}  # fmt: skip
+    "relu": 1,
+    "silu": 1,
+    "mish": 1,
+    "hardswish": 1,
+    "relu6": 1,
+    "hardsigmoid": 1,
+    "selu": 1,
+    "celu": 2,
+    "elu": 2,
+    "leaky_relu": 2,
+    "hardtanh": 3,
+    "dropout": 3,
+    "rrelu": 4,
+    "threshold": 3,
+    "alpha_dropout": 3,
+}
 
 
 def _positional_inplace(node: fx.Node, name: str) -> bool:

@@ -67,7 +67,11 @@ class Artifact:
                 note = "" if count == expected else f" (was {expected} when it was cut)"
                 lines.append(f"  {kernel.name} [{kernel.backend}]: {count} call sites{note}")
             else:
-                why = self.engagement.reasons[-1] if self.engagement.reasons else "no region with its fingerprint"
+                why = (
+                    self.engagement.reasons[-1]
+                    if self.engagement.reasons
+                    else "no region with its fingerprint"
+                )
                 lines.append(f"  {kernel.name} [{kernel.backend}]: not engaged: {why}")
         if self.kernels and not self.engagement.sites:
             head = "autokernel: NO kernel engaged; the model runs its original code"
@@ -81,11 +85,13 @@ def find_manifest(run: str | Path) -> Path:
     for candidate in (path / "optimized" / "manifest.json", path / "manifest.json"):
         if candidate.is_file():
             return candidate
-    raise UsageError(f"{path} holds no artifact (no optimized/manifest.json); run: autokernel optimize … --run {path}")
+    raise UsageError(
+        f"{path} holds no artifact (no optimized/manifest.json); run: autokernel optimize … --run {path}"
+    )
 
 
 def open_artifact(run: str | Path) -> Artifact:
-    """The artifact of a run folder (or of a copied ``optimized/`` folder), kernels loaded and hashes checked."""
+    """The artifact of a run folder, or of a copied ``optimized/``; hashes are checked, kernels loaded."""
     manifest = find_manifest(run)
     return _open(manifest.resolve(), manifest.stat().st_mtime_ns)
 
@@ -119,7 +125,7 @@ def write_artifact(
     kept: Sequence[tuple[Task, Path]],
     executor: str,
     facts: dict[str, Any],
-    merges: dict[str, list[list[str]]] | None = None,
+    merges: dict[str, list[dict[str, Any]]] | None = None,
 ) -> Path:
     """Write ``folder`` (``runs/<run>/optimized``) for the kernels of ``kept``; returns the manifest's path.
 

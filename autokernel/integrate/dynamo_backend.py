@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dynamo.backends.registry import register_backend
+from torch._dynamo.backends import registry
 
 from autokernel.capture.graph import Graph
 from autokernel.integrate.artifact import Artifact, open_artifact
@@ -23,7 +23,11 @@ from autokernel.integrate.rewrite import Pack, rewrite
 
 
 def autokernel(
-    gm: fx.GraphModule, example_inputs: list[Any], *, options: dict[str, Any] | None = None, mode: str | None = None
+    gm: fx.GraphModule,
+    example_inputs: list[Any],
+    *,
+    options: dict[str, Any] | None = None,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compile one Dynamo graph with the kernels of ``options["run"]`` (a run folder or an artifact)."""
     run = (options or {}).get("run")
@@ -34,8 +38,8 @@ def autokernel(
 
 # Importing this module registers the backend for source trees that are not installed; for an installed
 # package the entry point has the same effect.
-if "autokernel" not in torch._dynamo.backends.registry._COMPILER_FNS:
-    register_backend(autokernel, name="autokernel")
+if "autokernel" not in registry._COMPILER_FNS:
+    registry.register_backend(autokernel, name="autokernel")
 
 
 def compile_graph(
@@ -66,7 +70,7 @@ def _why_not(graph: Graph) -> str | None:
     if _needs_autograd(graph):
         return "gradients are enabled (use torch.no_grad() or torch.inference_mode())"
     if graph.dynamic:
-        return "the graph has symbolic shapes (a second input shape); kernels are for the shapes they were cut at"
+        return "the graph has symbolic shapes (a second input shape); kernels fit the shapes they were cut at"
     return None
 
 
@@ -94,7 +98,9 @@ def _with_packs(compiled: Callable[..., Any], packs: list[Pack]) -> Callable[...
         if now != state:
             if state:
                 for pack in packs:
-                    statics = [args[i] if i >= 0 else old for i, old in zip(pack.sources, pack.statics, strict=True)]
+                    statics = [
+                        args[i] if i >= 0 else old for i, old in zip(pack.sources, pack.statics, strict=True)
+                    ]
                     pack.refresh(statics)
             state[:] = now
         return compiled(*args, *tensors)

@@ -1,4 +1,4 @@
-"""The whole model decides: baselines, kernels added one by one and left out one by one, the final measurement.
+"""The whole model decides: baselines, kernels added and left out one by one, the final measurement.
 
     baselines   what a user gets for free, each in a process of its own
     executor    what carries the graph: Inductor or the plain graph, with or without CUDA graphs
@@ -135,9 +135,15 @@ class EndToEnd:
         On a resumed run, what the journal holds is not measured again.
         """
         known = {
-            r.backend: r.latency_us for r in self._rows if r.task == "model" and r.status == "baseline" and r.latency_us
+            r.backend: r.latency_us
+            for r in self._rows
+            if r.task == "model" and r.status == "baseline" and r.latency_us
         }
-        failed = {r.backend for r in self._rows if r.task == "model" and r.backend in BASELINES and r.latency_us is None}
+        failed = {
+            r.backend
+            for r in self._rows
+            if r.task == "model" and r.backend in BASELINES and r.latency_us is None
+        }
         missing = [n for n in self.baseline_names() if n not in known and n not in failed]
         if missing:
             arms = self._start({n: {"baseline": n} for n in missing})
@@ -209,7 +215,12 @@ class EndToEnd:
                     rounds = self._rounds([baseline, *live], SCREEN_ROUNDS)
                     for name, arm in arms.items():
                         self._write_variant(
-                            arm, kernels, name, rounds, baseline.name, description=f"all {len(kernels)} kernels, {name}"
+                            arm,
+                            kernels,
+                            name,
+                            rounds,
+                            baseline.name,
+                            description=f"all {len(kernels)} kernels, {name}",
                         )
                     winner = min(live, key=lambda a: _median_us(rounds[a.name]))
                     return winner.name, kernels
@@ -258,7 +269,8 @@ class EndToEnd:
                 why = "" if helps or gain is None else f"the model is not faster with it ({_interval(gain)})"
                 self._write_variant(
                     arm, [*sets[f"first {i - 1}"], kernel], executor, rounds, baseline.name,
-                    candidate=kernel.id, gain=gain, keep=helps, reason=why, description=f"add {kernel.task.name}",
+                    candidate=kernel.id, gain=gain, keep=helps, reason=why,
+                    description=f"add {kernel.task.name}",
                 )  # fmt: skip
                 if arm.ready:
                     before = arm.name
@@ -310,7 +322,10 @@ class EndToEnd:
         self._say("Measuring the result on fresh inputs …")
         self._answers = []  # fresh inputs: a winner is measured again before it is published
         kept = [(k.task, k.source) for k in chosen]
-        arms = self._start({"ours": self._variant(chosen, executor)} | ({} if best == "eager" else {"eager": {"baseline": "eager"}}))
+        arms = self._start(
+            {"ours": self._variant(chosen, executor)}
+            | ({} if best == "eager" else {"eager": {"baseline": "eager"}})
+        )
         ours = arms["ours"]
         selection = Selection(chosen, executor)
         try:
@@ -353,10 +368,13 @@ class EndToEnd:
         assert baseline.worker is not None and ours.worker is not None
         theirs, mine = baseline.worker.peak_bytes, ours.worker.peak_bytes
         if theirs and mine > MAX_MEMORY_RATIO * theirs:
-            return f"peak memory {mine / 2**20:.0f} MiB, {baseline.name} {theirs / 2**20:.0f} (limit 1.1 times)"
+            return (
+                f"peak memory {mine / 2**20:.0f} MiB, {baseline.name} {theirs / 2**20:.0f} (limit 1.1 times)"
+            )
         ours.worker.run()
         if theirs and ours.worker.peak_bytes > 1.02 * mine + 2**20:
-            return f"memory grows with every call: {mine / 2**20:.0f} -> {ours.worker.peak_bytes / 2**20:.0f} MiB"
+            later = ours.worker.peak_bytes / 2**20
+            return f"memory grows with every call: {mine / 2**20:.0f} -> {later:.0f} MiB"
         return ""
 
     # --- arms -------------------------------------------------------------------------------------------
@@ -387,7 +405,8 @@ class EndToEnd:
             }
             try:
                 with self._spawning:
-                    arm.worker = self.judge.spawn(subject, inputs, allow_tf32=torch.backends.cuda.matmul.allow_tf32)
+                    tf32 = bool(torch.backends.cuda.matmul.allow_tf32)
+                    arm.worker = self.judge.spawn(subject, inputs, allow_tf32=tf32)
                 self._check(arm)
             except WorkerFault as fault:
                 arm.close()

@@ -59,4 +59,4 @@ def executors_for(device: str, compiler: bool) -> list[str]:
 def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], patches: dict[str, Any]) -> Compiled:
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(gm, list(inputs), config_patches=patches)
+    return compile_fx(gm, list(inputs), config_patches=patches)  # type: ignore[return-value]

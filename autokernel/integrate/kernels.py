@@ -67,7 +67,10 @@ class Kernel:
         def build(arity: int) -> Any:
             names = ", ".join(f"Tensor x{i}" for i in range(arity))
             op = torch.library.custom_op(
-                f"{op_name}_{arity}", lambda *args: fn(*args), mutates_args=(), schema=f"({names}) -> {returns}"
+                f"{op_name}_{arity}",
+                lambda *args: fn(*args),
+                mutates_args=(),
+                schema=f"({names}) -> {returns}",
             )
             op.register_fake(lambda *args: make(args))
             return op

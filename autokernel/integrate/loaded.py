@@ -77,9 +77,9 @@ def merge_parameters(model: nn.Module, artifact: Artifact) -> int:
     done = 0
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for entry in artifact.manifest["kernels"]:
-        for names in entry.get("merges", []):
-            group = [parameters[n] for n in names if n in parameters]
-            if len(group) == len(names) and merge_in_place(group):
+        for merge in entry.get("merges", []):
+            group: list[torch.Tensor] = [parameters[n] for n in merge["names"] if n in parameters]
+            if len(group) == len(merge["names"]) and merge_in_place(group, merge["spare_rows"]):
                 done += 1
     return done
 

@@ -101,7 +101,7 @@ def _compiled(**options: Any) -> Callable[[nn.Module, Wrap], Call]:
 
 
 def _freezing(model: nn.Module, wrap: Wrap) -> Call:
-    """Inductor's freezing: it merges sibling linears and folds batch-norm by itself; with CUDA graphs on a GPU."""
+    """Inductor's freezing merges sibling linears and folds batch-norm; with CUDA graphs on a GPU."""
     import torch._inductor.config as config
 
     config.freezing = True

@@ -31,14 +31,15 @@ from autokernel.judge.protocol import ChannelClosed, DeadlineExpired, JudgeEnd, 
 ENVIRONMENT = (
     "PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC", "CXX",
     "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND", "OMP_PLACES", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS",
     "TRITON_PTXAS_PATH", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "TORCH_HOME",
 )  # fmt: skip
 """All that a worker's environment may hold. API keys are not on it, under any name."""
 
-SPIN = "1000"
-"""GOMP_SPINCOUNT for all workers unless the user sets a policy: about 0.1 ms.  The default spins for up to
-30 ms after every parallel region, in one arm's process, while the next arm is already being timed."""
+OPENMP = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores", "GOMP_SPINCOUNT": "5000"}
+"""For all CPU workers.  Unbound, the threads of a short parallel region now and then share a core for a
+worker's whole life, which makes equal kernels differ tenfold.  And by default threads spin for up to 30 ms
+after a region, in one arm's process, while the next arm is already being timed; this is about 0.5 ms."""
 
 WARM_DEADLINE_S = 120.0
 LOG_HEAD, LOG_TAIL = 16_384, 49_152
@@ -48,7 +49,7 @@ class LaunchError(Exception):
     """The zygote or a worker did not start: our own or the machine's fault, never a candidate's."""
 
 
-def scrubbed_environment() -> dict[str, str]:
+def scrubbed_environment(device: str) -> dict[str, str]:
     """The allow-listed part of this process's environment, plus where to import from."""
     env = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     roots = [str(Path(__file__).resolve().parents[2])]
@@ -61,8 +62,8 @@ def scrubbed_environment() -> dict[str, str]:
         ):
             roots.append(entry)
     env["PYTHONPATH"] = os.pathsep.join(roots)
-    if "OMP_WAIT_POLICY" not in env:
-        env.setdefault("GOMP_SPINCOUNT", SPIN)
+    if not device.startswith("cuda"):
+        env |= OPENMP
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     env["PYTHONUNBUFFERED"] = "1"
     return env
@@ -169,7 +170,7 @@ class Launcher:
         try:
             self._zygote = subprocess.Popen(
                 [sys.executable, "-P", "-m", "autokernel.judge.zygote", str(theirs.fileno())],
-                env=scrubbed_environment(), pass_fds=[theirs.fileno()], start_new_session=True,
+                env=scrubbed_environment(self.device), pass_fds=[theirs.fileno()], start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log_w, stderr=log_w,
             )  # fmt: skip
         finally:

@@ -32,7 +32,9 @@ class StrategyContext:
         self.placeholders = [n for n in self.subgraph.graph.nodes if n.op == "placeholder"]
         self.output = next(n for n in self.subgraph.graph.nodes if n.op == "output")
         roles = [p.role for p in self.task.inputs]
-        self.static: set[fx.Node] = {p for p, r in zip(self.placeholders, roles, strict=True) if r != "activation"}
+        self.static: set[fx.Node] = {
+            p for p, r in zip(self.placeholders, roles, strict=True) if r != "activation"
+        }
         for node in self.nodes:
             if all(a in self.static for a in node.all_input_nodes):
                 self.static.add(node)

@@ -29,7 +29,15 @@ def kernel_file(
     parameters = [*activations, *(packed if packed is not None else statics)]
     result = returns if returns is not None else ctx.named(ctx.results)
     where = ", ".join(ctx.task.module_paths[:3]) or "the model"
-    lines = [f'"""{doc}', "", f"Takes the place of {where}.", '"""', "", "import torch", "import torch.nn.functional as F"]
+    lines = [
+        f'"""{doc}',
+        "",
+        f"Takes the place of {where}.",
+        '"""',
+        "",
+        "import torch",
+        "import torch.nn.functional as F",
+    ]
     lines += [*header, "", f'BACKEND = "{backend}"', "", ""]
     if prepack is not None:
         lines += [f"def prepack({', '.join(statics)}):", *_indent(prepack), "", ""]

@@ -14,7 +14,9 @@ from autokernel.capture.graph import Graph, op_name
 from autokernel.regions import ops
 from autokernel.regions.match import Free, Match
 
-_SCORE_OPS = frozenset({"add", "sub", "mul", "div", "masked_fill", "where", "clamp", "contiguous"}) | ops.CASTS
+_SCORE_OPS = (
+    frozenset({"add", "sub", "mul", "div", "masked_fill", "where", "clamp", "contiguous"}) | ops.CASTS
+)
 _WEIGHT_OPS = frozenset({"dropout", "contiguous", "nan_to_num", "mul"}) | ops.CASTS
 
 
@@ -31,7 +33,9 @@ def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
         if core is None:
             continue
         constants = frozenset(a for n in core for a in n.all_input_nodes if a in static)
-        ops.absorb_producers(core, lambda n: free(n) and (ops.is_movement(n) or ops.is_scalar_scaling(n)), static)
+        ops.absorb_producers(
+            core, lambda n: free(n) and (ops.is_movement(n) or ops.is_scalar_scaling(n)), static
+        )
         ops.absorb_users(core, lambda n: free(n) and ops.is_movement(n) and _alone(n), static)
         yield Match("attention", core, constants)
 

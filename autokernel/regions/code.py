@@ -30,6 +30,7 @@ _INFIX = {
     operator.eq: "==",
     operator.ne: "!=",
 }
+_NN = torch._C._nn  # type: ignore[attr-defined]
 _PREFIX = {operator.neg: "-", operator.invert: "~", operator.pos: "+"}
 
 
@@ -73,12 +74,12 @@ def function_name(target: Any) -> str:
     if getattr(torch, name, None) is target:
         return f"torch.{name}"
     public = getattr(torch.nn.functional, name, None)
-    if public is not None and getattr(torch._C._nn, name, None) is target:
+    if public is not None and getattr(_NN, name, None) is target:
         return f"F.{name}"
     if getattr(operator, name, None) is target:
         return f"operator.{name}"
     if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-        return f"torch.ops.{str(target)}"
+        return f"torch.ops.{target!s}"
     for module in ("special", "linalg", "fft"):
         if getattr(getattr(torch, module), name, None) is target:
             return f"torch.{module}.{name}"
@@ -106,7 +107,9 @@ def _value(value: Any, names: Mapping[fx.Node, str]) -> str:
     if isinstance(value, torch.device):
         return f'torch.device("{value.type}")'
     if isinstance(value, slice):
-        return f"slice({_value(value.start, names)}, {_value(value.stop, names)}, {_value(value.step, names)})"
+        return (
+            f"slice({_value(value.start, names)}, {_value(value.stop, names)}, {_value(value.step, names)})"
+        )
     if isinstance(value, torch.Size):
         value = tuple(value)
     if isinstance(value, tuple):

@@ -16,7 +16,11 @@ def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
         if not free(node) or op_name(node) != "mul" or len(node.all_input_nodes) != 2:
             continue
         for activation, up in (node.all_input_nodes, node.all_input_nodes[::-1]):
-            if op_name(activation) not in ops.ACTIVATIONS or len(activation.users) != 1 or not free(activation):
+            if (
+                op_name(activation) not in ops.ACTIVATIONS
+                or len(activation.users) != 1
+                or not free(activation)
+            ):
                 continue
             gate = activation.all_input_nodes[0]
             linears = {gate, up}

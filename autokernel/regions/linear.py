@@ -18,7 +18,11 @@ def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
         nodes = {node}
 
         def allowed(user: fx.Node, nodes: set[fx.Node] = nodes) -> bool:
-            return free(user) and op_name(user) in ops.POINTWISE and ops.shape(user) == ops.shape(next(iter(nodes)))
+            return (
+                free(user)
+                and op_name(user) in ops.POINTWISE
+                and ops.shape(user) == ops.shape(next(iter(nodes)))
+            )
 
         ops.absorb_users(nodes, allowed, static)
         if len([n for n in nodes if any(u not in nodes for u in n.users)]) > 1:

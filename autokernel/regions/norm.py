@@ -12,18 +12,43 @@ from autokernel.regions.match import Free, Match
 
 _CALLS = frozenset({"layer_norm", "rms_norm"})
 _STATISTIC = frozenset({"mean", "var", "sum"})
-_INSIDE = frozenset({"add", "sub", "mul", "div", "pow", "square", "mean", "var", "sum", "sqrt", "rsqrt", "clamp",
-                     "reciprocal"}) | ops.CASTS  # fmt: skip
+_INSIDE = (
+    frozenset(
+        {
+            "add",
+            "sub",
+            "mul",
+            "div",
+            "pow",
+            "square",
+            "mean",
+            "var",
+            "sum",
+            "sqrt",
+            "rsqrt",
+            "clamp",
+            "reciprocal",
+        }
+    )
+    | ops.CASTS
+)
 
 
 def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
     taken: set[fx.Node] = set()
     for node in graph.nodes:
-        if not free(node) or node in static or node in taken or node.op not in ("call_function", "call_method"):
+        if (
+            not free(node)
+            or node in static
+            or node in taken
+            or node.op not in ("call_function", "call_method")
+        ):
             continue
         if op_name(node) in _CALLS:
             nodes: set[fx.Node] | None = {node}
-        elif op_name(node) in ("rsqrt", "sqrt") or (op_name(node) == "pow" and node.args[1:] in ((0.5,), (-0.5,))):
+        elif op_name(node) in ("rsqrt", "sqrt") or (
+            op_name(node) == "pow" and node.args[1:] in ((0.5,), (-0.5,))
+        ):
             nodes = _by_hand(node, static, free)
         else:
             continue
@@ -94,13 +119,17 @@ def _absorb_tail(nodes: set[fx.Node], static: set[fx.Node], free: Free) -> None:
                 continue
             name = op_name(user)
             others = [a for a in user.all_input_nodes if a is not node]
-            reads_known = all(a in static or a in nodes or (name == "type_as" and a in outside) for a in others)
+            reads_known = all(
+                a in static or a in nodes or (name == "type_as" and a in outside) for a in others
+            )
             if (name in ops.CASTS or name in ("mul", "add")) and reads_known:
                 nodes.add(user)
                 grew = True
 
 
-def _collect_statistics(root: fx.Node, nodes: set[fx.Node], static: set[fx.Node], free: Free) -> fx.Node | None:
+def _collect_statistics(
+    root: fx.Node, nodes: set[fx.Node], static: set[fx.Node], free: Free
+) -> fx.Node | None:
     """Walk back from the root to the tensor whose rows are measured; None if it is no row statistic."""
     work = list(root.all_input_nodes)
     statistic = None
@@ -139,7 +168,12 @@ def _take_residual(nodes: set[fx.Node], static: set[fx.Node], free: Free) -> Non
     if len(edges) != 1:
         return
     (add,) = edges
-    if not free(add) or add in static or op_name(add) != "add" or add.op not in ("call_function", "call_method"):
+    if (
+        not free(add)
+        or add in static
+        or op_name(add) != "add"
+        or add.op not in ("call_function", "call_method")
+    ):
         return
     args = add.all_input_nodes
     if len(args) == 2 and not any(a in static for a in args) and ops.shape(args[0]) == ops.shape(args[1]):

@@ -11,35 +11,149 @@ from autokernel.capture.graph import fake_value, op_name
 CASTS = frozenset({"float", "half", "bfloat16", "double", "to", "type_as"})
 MOVEMENT = frozenset(
     {
-        "view", "reshape", "transpose", "permute", "contiguous", "expand", "expand_as", "unsqueeze", "squeeze",
-        "flatten", "unflatten", "getitem", "split", "chunk", "t", "repeat_interleave", "view_as", "narrow", "select",
-        "movedim", "unbind", "clone",
+        "view",
+        "reshape",
+        "transpose",
+        "permute",
+        "contiguous",
+        "expand",
+        "expand_as",
+        "unsqueeze",
+        "squeeze",
+        "flatten",
+        "unflatten",
+        "getitem",
+        "split",
+        "chunk",
+        "t",
+        "repeat_interleave",
+        "view_as",
+        "narrow",
+        "select",
+        "movedim",
+        "unbind",
+        "clone",
     }
-)  # fmt: skip
+)
 ACTIVATIONS = frozenset(
     {
-        "gelu", "relu", "silu", "sigmoid", "tanh", "mish", "softplus", "hardswish", "hardsigmoid", "relu6", "elu",
-        "leaky_relu", "hardtanh", "selu", "celu", "swish", "logsigmoid", "erf",
+        "gelu",
+        "relu",
+        "silu",
+        "sigmoid",
+        "tanh",
+        "mish",
+        "softplus",
+        "hardswish",
+        "hardsigmoid",
+        "relu6",
+        "elu",
+        "leaky_relu",
+        "hardtanh",
+        "selu",
+        "celu",
+        "swish",
+        "logsigmoid",
+        "erf",
     }
-)  # fmt: skip
+)
 POINTWISE = (
     frozenset(
         {
-            "add", "sub", "mul", "div", "neg", "abs", "exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt",
-            "pow", "square", "reciprocal", "sin", "cos", "tan", "maximum", "minimum", "clamp", "clamp_min",
-            "clamp_max", "where", "masked_fill", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "invert",
-            "logical_and", "logical_or", "sign", "floor", "ceil", "round", "trunc", "addcmul", "addcdiv", "lerp",
-            "rsub", "floordiv", "remainder", "fmod", "erfc", "atan2", "isnan", "isfinite", "isinf", "ones_like",
-            "zeros_like", "full_like", "view_as_complex", "view_as_real", "cat", "stack", "rotate_half",
+            "add",
+            "sub",
+            "mul",
+            "div",
+            "neg",
+            "abs",
+            "exp",
+            "exp2",
+            "log",
+            "log2",
+            "log1p",
+            "expm1",
+            "sqrt",
+            "rsqrt",
+            "pow",
+            "square",
+            "reciprocal",
+            "sin",
+            "cos",
+            "tan",
+            "maximum",
+            "minimum",
+            "clamp",
+            "clamp_min",
+            "clamp_max",
+            "where",
+            "masked_fill",
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "and_",
+            "or_",
+            "xor",
+            "invert",
+            "logical_and",
+            "logical_or",
+            "sign",
+            "floor",
+            "ceil",
+            "round",
+            "trunc",
+            "addcmul",
+            "addcdiv",
+            "lerp",
+            "rsub",
+            "floordiv",
+            "remainder",
+            "fmod",
+            "erfc",
+            "atan2",
+            "isnan",
+            "isfinite",
+            "isinf",
+            "ones_like",
+            "zeros_like",
+            "full_like",
+            "view_as_complex",
+            "view_as_real",
+            "cat",
+            "stack",
+            "rotate_half",
         }
     )
     | ACTIVATIONS
     | CASTS
-)  # fmt: skip
+)
 REDUCTIONS = frozenset(
-    {"sum", "mean", "amax", "amin", "var", "std", "softmax", "log_softmax", "layer_norm", "rms_norm", "norm", "prod",
-     "argmax", "argmin", "max", "min", "any", "all", "cumsum", "logsumexp", "normalize"}
-)  # fmt: skip
+    {
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "var",
+        "std",
+        "softmax",
+        "log_softmax",
+        "layer_norm",
+        "rms_norm",
+        "norm",
+        "prod",
+        "argmax",
+        "argmin",
+        "max",
+        "min",
+        "any",
+        "all",
+        "cumsum",
+        "logsumexp",
+        "normalize",
+    }
+)
 MATMULS = frozenset({"matmul", "bmm", "baddbmm", "einsum"})
 SCALING = frozenset({"mul", "div"})
 
@@ -53,9 +167,7 @@ def tensor_args(node: fx.Node) -> list[fx.Node]:
     return list(node.all_input_nodes)
 
 
-def absorb_producers(
-    nodes: set[fx.Node], allowed: Callable[[fx.Node], bool], static: set[fx.Node]
-) -> None:
+def absorb_producers(nodes: set[fx.Node], allowed: Callable[[fx.Node], bool], static: set[fx.Node]) -> None:
     """Grow ``nodes`` backwards, in place, by producers that nothing else reads."""
     work = list(nodes)
     while work:

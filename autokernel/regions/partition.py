@@ -72,7 +72,9 @@ def partition(graph: Graph) -> Partition:
 def _region(graph: Graph, match: Match, static: set[fx.Node], free) -> Region | None:
     if not match.nodes or not all(free(n) for n in match.nodes):
         return None
-    roots = frozenset(r for c in match.constants for r in static_roots(c, graph) if graph.roles[r] != "parameter")
+    roots = frozenset(
+        r for c in match.constants for r in static_roots(c, graph) if graph.roles[r] != "parameter"
+    )
     region = Region(graph, match.family, topological(graph.nodes, match.nodes), static, roots)
     return region if region.well_formed and region.activations else None
 

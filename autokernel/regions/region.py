@@ -23,7 +23,7 @@ from autokernel.regions.fingerprint import fingerprint
 
 @dataclass(eq=False)
 class Region:
-    """``nodes`` are in topological order; ``constant_roots`` are buffers whose content the match relied on."""
+    """``nodes`` are in topological order; ``constant_roots`` are buffers whose content was relied on."""
 
     graph: Graph
     family: Family
@@ -58,7 +58,8 @@ class Region:
                 take(arg)
         self.prologue = list(prologue)
         self.inputs = [*activations, *roots]
-        self.input_roles = ["activation"] * len(activations) + [self._root_role(n) for n in roots]
+        moving: list[Role] = ["activation"] * len(activations)
+        self.input_roles = moving + [self._root_role(n) for n in roots]
         self.outputs = [n for n in self.nodes if any(u not in inside for u in n.users)]
 
     def _root_role(self, node: fx.Node) -> Role:
@@ -161,7 +162,7 @@ def _port(name: str, value: Tensor, role: Role = "activation", high: int | None 
 def _module_path(raw: str) -> str:
     """``L['self']._modules['h']._modules['0'].attn`` -> ``h.0.attn``."""
     text = raw.replace("L['self']", "").replace("._modules", "")
-    for quote in ("['", "[\"", "']", "\"]", "[", "]"):
+    for quote in ("['", '["', "']", '"]', "[", "]"):
         text = text.replace(quote, "." if quote[0] == "[" else "")
     return ".".join(part for part in text.split(".") if part)
 

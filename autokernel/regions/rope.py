@@ -80,7 +80,12 @@ def _rotate_half(cat: fx.Node, free: Free) -> tuple[Hashable, set[fx.Node]] | No
     if op_name(total) != "add":
         return None
     by_cos = next((a for a in total.all_input_nodes if a is not by_sin), None)
-    if by_cos is None or op_name(by_cos) != "mul" or x not in by_cos.all_input_nodes or len(by_cos.users) != 1:
+    if (
+        by_cos is None
+        or op_name(by_cos) != "mul"
+        or x not in by_cos.all_input_nodes
+        or len(by_cos.users) != 1
+    ):
         return None
     nodes = {cat, negated, first, second, by_sin, by_cos, total}
     if not all(free(n) for n in nodes):

@@ -18,7 +18,8 @@ MODEL = "model"
 OURS = "autokernel"
 FINAL = "final"
 """The strategy tag of the whole-model row that measures the selection once more, on fresh inputs."""
-IN, EVICTED, KEPT_ALONE = "in the model", "evicted", "not tried in the model"
+IN, EVICTED = "in the model", "evicted"
+KEPT_ALONE, NOT_FASTER = "not tried in the model", "not faster"
 
 
 @dataclass(slots=True)
@@ -154,10 +155,13 @@ def _kernel(task: str, rows: Sequence[Experiment], ours: Sequence[Experiment]) -
     kept = [r for r in rows if r.status == "keep"]
     correct = [r for r in rows if r.status == "discard" and r.latency_us is not None]
     attempts = [r for r in rows if r.candidate and r.status != "baseline"]
-    best = kept[-1] if kept else min(correct, key=lambda r: r.latency_us or 0.0, default=None)
+    ids = {r.candidate for r in attempts}
+    added = [r for r in ours if not r.parent and r.candidate in ids]
+    tried = [r for r in kept + correct if added and r.candidate == added[-1].candidate]
+    best = (tried or kept or [min(correct, key=lambda r: r.latency_us or 0.0, default=None)])[-1]
     line = KernelLine(task=task, family=rows[0].kernel_type, attempts=len(attempts))
     if best is None:
-        failed = [r for r in attempts if r.reason]
+        failed = [r for r in rows if r.status != "baseline" and r.reason]
         line.outcome = "no correct kernel" if attempts else "no attempt"
         line.why = failed[-1].reason if failed else ""
         return line
@@ -165,14 +169,9 @@ def _kernel(task: str, rows: Sequence[Experiment], ours: Sequence[Experiment]) -
     line.latency_us = best.latency_us
     line.speedup_vs_eager, line.speedup_vs_compile = best.speedup_vs_pytorch, best.speedup_vs_compile
     line.ci_low, line.ci_high = best.ci_low, best.ci_high
-    if not kept:
-        line.outcome, line.why = "not faster", best.reason
-        return line
-    names = {best.candidate, task} - {""}
-    added = [r for r in ours if r.candidate in names and not r.parent]
-    left_out = [r for r in ours if r.parent in names]
+    left_out = [r for r in ours if r.parent == best.candidate]
     if not added:
-        line.outcome = KEPT_ALONE
+        line.outcome, line.why = (KEPT_ALONE, "") if kept else (NOT_FASTER, best.reason)
     elif added[-1].status != "keep":
         line.outcome, line.why = EVICTED, added[-1].reason or "the model is not faster with it"
     elif left_out and left_out[-1].status == "keep":

@@ -133,9 +133,11 @@ def print_row(row: Experiment, out: Console) -> None:
         parts.append(f"{row.speedup_vs_best_baseline:.2f}× best baseline")
     if row.reason:
         parts.append(_clip(row.reason, 100))
-    out.print(
-        Text("  ".join(p for p in parts if p), style=_STYLES.get(row.status, "red"), overflow="ellipsis")
-    )
+    text = Text("  ".join(p for p in parts if p), style=_STYLES.get(row.status, "red"))
+    if out.is_terminal:
+        out.print(text, overflow="ellipsis", no_wrap=True)
+    else:
+        out.print(text, soft_wrap=True)
 
 
 def print_verdict(verdict: Verdict, row: Experiment, out: Console) -> None:

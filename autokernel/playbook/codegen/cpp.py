@@ -340,29 +340,32 @@ def source(built: Plan) -> str:
     return f'{head}\nextern "C" void run({text}) {{\n' + "\n".join(bodies) + "\n}\n"
 
 
-def generate_plan(built: Plan, title: str) -> str:
-    """The kernel file of a plan."""
-    from textwrap import wrap
-
+def fragment(built: Plan, entry: str = "kernel_fn", suffix: str = "") -> emit.Fragment:
+    """The kernel of a plan as a piece of a file; ``entry`` is its Python function, ``suffix`` sets its names apart."""
     inputs = emit.short_names(built)
     used = sorted({k for p in built.parts for k in built.used_inputs(p)})
-    code = source(built)
-    lines = [f'"""{title}', "", *wrap("Generated from the graph: " + ", ".join(built.ops) + ".", 108), '"""', ""]
-    lines += ["import torch", "", "from autokernel.backends import cpp_backend", "", 'BACKEND = "cpp"', 'SHAPES = "fixed"', ""]
-    lines += ['SOURCE = r"""' + code.rstrip("\n"), '"""', "", f'RUN = cpp_backend.load(SOURCE).function("run", pointers={len(used) + len(built.outputs)}, ints=1)', "", ""]
-    lines += [emit.AS_EXPECTED.strip("\n"), "", "", f"def kernel_fn({', '.join(inputs)}):"]
+    count = len(used) + len(built.outputs)
+    code = ['SOURCE{0} = r"""{1}\n"""\n\nRUN{0} = cpp_backend.load(SOURCE{0}).function("run", pointers={2}, ints=1)'.format(
+        suffix, source(built).rstrip("\n"), count
+    )]  # fmt: skip
+    lines = [f"def {entry}({', '.join(inputs)}):"]
     lines += [INDENT + line for line in emit.prologue(built, inputs, used)]
-    lines += [f'{INDENT}{p.name} = {emit.allocation(p, chr(34) + "cpu" + chr(34))}' for p in built.outputs]
+    lines += [f"{INDENT}{p.name} = {emit.allocation(p, chr(34) + 'cpu' + chr(34))}" for p in built.outputs]
     args = [f"{inputs[k]}.data_ptr()" for k in used] + [f"{p.name}.data_ptr()" for p in built.outputs]
-    lines.append(f"{INDENT}RUN({', '.join(args)}, torch.get_num_threads())")
-    results = ", ".join(p.name for p in built.outputs)
-    lines.append(f"{INDENT}return {results if built.single else f'({results},)' if len(built.outputs) == 1 else results}")
-    return "\n".join(lines) + "\n"
+    lines.append(f"{INDENT}RUN{suffix}({', '.join(args)}, torch.get_num_threads())")
+    lines.append(f"{INDENT}return {emit.returned(built)}")
+    return emit.Fragment(code=code, function=lines)
+
+
+def checked_plan(gm: fx.GraphModule) -> Plan:
+    """`plan`, refused where there is nothing to compute."""
+    built = plan(gm)
+    if any(prod(p.shape) == 0 for p in built.inputs):
+        raise Unsupported("an empty input")
+    return built
 
 
 def generate(gm: fx.GraphModule) -> str:
     """The C++ kernel file of a subgraph; raises `Unsupported`."""
-    built = plan(gm)
-    if any(prod(p.shape) == 0 for p in built.inputs):
-        raise Unsupported("an empty input")
-    return generate_plan(built, "A fused C++ / OpenMP kernel.")
+    built = checked_plan(gm)
+    return emit.file_text("A fused C++ / OpenMP kernel.", emit.graph_ops(built), "cpp", [fragment(built)])

@@ -62,8 +62,7 @@ static inline float fast_exp(float x) {
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
     const int32_t k = (int32_t)float_to_bits(shifted) - 0x4B400000, half = k >> 1;
-    p = p * bits_to_float((uint32_t)(half + 127) << 23) * bits_to_float((uint32_t)(k - half + 127) << 23);
-    return x > 88.7228394f ? INF : (x != x ? x : p);
+    return p * bits_to_float((uint32_t)(half + 127) << 23) * bits_to_float((uint32_t)(k - half + 127) << 23);
 }
 static inline double fast_exp(double x) { return std::exp(x); }
 """,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
+from textwrap import wrap
 
 import torch
 
@@ -204,3 +205,50 @@ def real_view(name: str, port: Port) -> str:
     return f"torch.view_as_real({name})" if port.dtype.is_complex else name
 
 
+
+
+@dataclass
+class Fragment:
+    """A piece of a kernel file: the constants that can be tuned, kernels, and one Python function."""
+
+    constants: list[tuple[str, object]] = field(default_factory=list)
+    space: dict[str, list] = field(default_factory=dict)
+    helpers: dict[str, str] = field(default_factory=dict)
+    code: list[str] = field(default_factory=list)
+    function: list[str] = field(default_factory=list)
+
+
+def file_text(title: str, detail: str, backend: str, fragments: Sequence[Fragment], main: Sequence[str] = ()) -> str:
+    """The text of a kernel file: docstring, imports, constants, helpers, kernels, functions."""
+    imports = {
+        "triton": ["import torch", "import triton", "import triton.language as tl"],
+        "cpp": ["import torch", "", "from autokernel.backends import cpp_backend"],
+        "torch": ["import math", "import operator", "", "import torch"],
+    }[backend]
+    lines = [f'"""{title}', "", *wrap(detail, 108), '"""', "", *imports, "", f'BACKEND = "{backend}"', 'SHAPES = "fixed"', ""]
+    space: dict[str, list] = {}
+    for fragment in fragments:
+        lines += [f"{name} = {value!r}" for name, value in fragment.constants]
+        space.update({name: values for name, values in fragment.space.items() if len(values) > 1})
+    if space:
+        lines.append("SPACE = {" + ", ".join(f'"{name}": {values}' for name, values in space.items()) + "}")
+    helpers: dict[str, str] = {}
+    for fragment in fragments:
+        helpers.update(fragment.helpers)
+    blocks = [text.strip("\n") for text in helpers.values()]
+    blocks += [text.strip("\n") for fragment in fragments for text in fragment.code]
+    functions = ["\n".join(fragment.function) for fragment in fragments] + (["\n".join(main)] if main else [])
+    if any("_as_expected(" in text for text in functions):
+        functions.insert(0, AS_EXPECTED.strip("\n"))
+    text = "\n".join(lines).rstrip("\n") + "\n\n\n" + "\n\n\n".join([*blocks, *functions]) + "\n"
+    return text
+
+
+def returned(plan: Plan) -> str:
+    """The operand of ``return``: a tensor, or a tuple as the graph has it."""
+    names = ", ".join(p.name for p in plan.outputs)
+    return names if plan.single else f"({names},)" if len(plan.outputs) == 1 else names
+
+
+def graph_ops(plan: Plan) -> str:
+    return "Generated from the graph: " + ", ".join(plan.ops) + "."

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from torch import fx
 
 from . import emit
-from .ir import Unsupported
-from .schedule import Part, Plan, plan
+from .cpp import checked_plan
+from .schedule import Part, Plan
 from .triton import DTYPES, HELPERS, MAX_ROW, Printer, check_dtypes, exact_math, identity, next_power_of_2, wide
 
 INDENT = "    "
@@ -40,63 +38,54 @@ def _strided(part: Part) -> bool:
     return bool(big) and all(v.expr.coefficient(part.inner[-1]) > 1 for v in big)  # type: ignore[union-attr]
 
 
-def generate_plan(built: Plan, title: str) -> str:
-    """The file's text for a plan without accumulators."""
+def fragment(built: Plan, entry: str = "kernel_fn", suffix: str = "") -> emit.Fragment:
+    """The kernel of a plan as a piece of a file; ``entry`` is its Python function, ``suffix`` sets its names apart."""
     check_dtypes(built)
     names = emit.short_names(built)
     pointers = {k: f"{names[k]}_ptr" for k in range(len(names))}
     outs = {k: f"{port.name}_ptr" for k, port in enumerate(built.outputs)}
-    many = len(built.parts) > 1
     tiles = [_tile(p) for p in built.parts]
-    helpers: set[str] = set()
-    bodies: list[str] = []
+    many = len(built.parts) > 1
+    marks = [f"{suffix}_{k}" if many else suffix for k in range(len(built.parts))]
     used = sorted({k for p in built.parts for k in built.used_inputs(p)})
+    out = emit.Fragment()
+    helpers: set[str] = set()
     for k, part in enumerate(built.parts):
         body, wanted = _body(built, part, pointers, outs, tiles[k])
         helpers |= wanted
-        own = [pointers[i] for i in built.used_inputs(part)] + [outs[i] for i in sorted({s.output for s in part.stores})]
-        head = f"def _part{k}(pid, {', '.join(own)}, " if many else f"def fused_kernel({', '.join(own)}, "
-        head += "ROWS: tl.constexpr, BLOCK: tl.constexpr):"
-        text = ["@triton.jit", head, f'{INDENT}"""{_describe(part)}"""']
+        own = ", ".join(_arguments(built, part, pointers, outs))
+        head = f"def _part{marks[k]}(pid, {own}, " if many else f"def fused_kernel{suffix}({own}, "
+        text = ["@triton.jit", head + "ROWS: tl.constexpr, BLOCK: tl.constexpr):", f'{INDENT}"""{_describe(part)}"""']
         if not many:
             text.append(f"{INDENT}pid = tl.program_id(0)")
-        bodies.append("\n".join([*text, *(INDENT + line for line in body)]))
-    lines = [f'"""{title}', "", *_wrapped(built), '"""', "", "import torch", "import triton", "import triton.language as tl", ""]
-    lines += ['BACKEND = "triton"', 'SHAPES = "fixed"', ""]
+        out.code.append("\n".join([*text, *(INDENT + line for line in body)]))
+        _tunables(out, part, tiles[k], marks[k])
     warps = max(t[2] for t in tiles)
-    space: dict[str, list[int]] = {}
-    for k, (part, (rows, block, _, looped)) in enumerate(zip(built.parts, tiles, strict=True)):
-        suffix = f"_{k}" if many else ""
-        lines.append(f"ROWS{suffix} = {rows}")
-        lines.append(f"BLOCK{suffix} = {block}")
-        limit = max(1, min(next_power_of_2(part.rows), 16384 // block))
-        space[f"ROWS{suffix}"] = sorted({r for r in (1, 2, 4, 8, 16, 32) if r <= limit} | {rows})
-        if looped:
-            space[f"BLOCK{suffix}"] = [2048, 4096, 8192]
-        elif not part.reduces and block >= 128:
-            choices = {b for b in (128, 256, 512, 1024, 2048) if b <= next_power_of_2(part.columns)} | {block}
-            if part.columns % block == 0:
-                choices = {b for b in choices if part.columns % b == 0}
-            space[f"BLOCK{suffix}"] = sorted(choices)
-    lines.append(f"num_warps = {warps}")
-    space["num_warps"] = sorted({1, 2, 4, 8, 16, warps})
-    space = {name: values for name, values in space.items() if len(values) > 1}
-    lines += [f"SPACE = {space!r}".replace("'", '"'), "", ""]
-    for name, text in HELPERS.items():
-        if name in helpers:
-            lines += [text.strip("\n"), "", ""]
-    for body in bodies:
-        lines += [body, "", ""]
+    out.constants.append((f"num_warps{suffix}", warps))
+    out.space[f"num_warps{suffix}"] = sorted({1, 2, 4, 8, 16, warps})
+    out.helpers = {name: text for name, text in HELPERS.items() if name in helpers}
     if many:
-        lines += [_dispatch(built, pointers, outs, used, tiles), "", ""]
-    lines += [emit.AS_EXPECTED.strip("\n"), "", "", *_entry(built, names, used, many)]
-    return "\n".join(lines) + "\n"
+        out.code.append(_dispatch(built, pointers, outs, used, marks, suffix))
+    out.function = _entry(built, names, used, marks, entry, suffix)
+    return out
 
 
-def _wrapped(built: Plan) -> list[str]:
-    from textwrap import wrap
+def _arguments(built: Plan, part: Part, pointers, outs) -> list[str]:
+    return [pointers[i] for i in built.used_inputs(part)] + [outs[i] for i in sorted({s.output for s in part.stores})]
 
-    return wrap("Generated from the graph: " + ", ".join(built.ops) + ".", 108)
+
+def _tunables(out: emit.Fragment, part: Part, tile: tuple[int, int, int, bool], mark: str) -> None:
+    rows, block, _, looped = tile
+    out.constants += [(f"ROWS{mark}", rows), (f"BLOCK{mark}", block)]
+    limit = max(1, min(next_power_of_2(part.rows), 16384 // block))
+    out.space[f"ROWS{mark}"] = sorted({r for r in (1, 2, 4, 8, 16, 32) if r <= limit} | {rows})
+    if looped:
+        out.space[f"BLOCK{mark}"] = [2048, 4096, 8192]
+    elif not part.reduces and block >= 128:
+        choices = {b for b in (128, 256, 512, 1024, 2048) if b <= next_power_of_2(part.columns)} | {block}
+        if part.columns % block == 0:  # the kernel has no column mask: keep it that way
+            choices = {b for b in choices if part.columns % b == 0}
+        out.space[f"BLOCK{mark}"] = sorted(choices)
 
 
 def _describe(part: Part) -> str:
@@ -183,42 +172,43 @@ def _body(built: Plan, part: Part, pointers, outs, tile) -> tuple[list[str], set
     return lines, printer.used
 
 
-def _dispatch(built: Plan, pointers, outs, used, tiles) -> str:
+def _dispatch(built: Plan, pointers, outs, used, marks: list[str], suffix: str) -> str:
     """One launch for several loop nests: the program id says which one a program works on."""
     args = [pointers[k] for k in used] + [outs[k] for k in sorted(outs)]
-    tiling = [f"{n}_{k}: tl.constexpr" for k in range(len(tiles)) for n in ("ROWS", "BLOCK")]
-    lines = ["@triton.jit", f"def fused_kernel({', '.join(args)}, {', '.join(tiling)}):", f"{INDENT}pid = tl.program_id(0)"]
-    grids = [_grid(p, f"_{k}").replace("triton.cdiv", "tl.cdiv") for k, p in enumerate(built.parts)]
+    tiling = [f"{n}{mark}: tl.constexpr" for mark in marks for n in ("ROWS", "BLOCK")]
+    lines = ["@triton.jit", f"def fused_kernel{suffix}({', '.join([*args, *tiling])}):", f"{INDENT}pid = tl.program_id(0)"]
+    grids = [_grid(p, mark).replace("triton.cdiv", "tl.cdiv") for p, mark in zip(built.parts, marks, strict=True)]
     for k, part in enumerate(built.parts):
-        own = [pointers[i] for i in built.used_inputs(part)] + [outs[i] for i in sorted({s.output for s in part.stores})]
         before = f" - ({' + '.join(grids[:k])})" if k else ""
-        call = f"_part{k}(pid{before}, {', '.join(own)}, ROWS_{k}, BLOCK_{k})"
+        own = ", ".join(_arguments(built, part, pointers, outs))
+        call = f"_part{marks[k]}(pid{before}, {own}, ROWS{marks[k]}, BLOCK{marks[k]})"
         last = k == len(built.parts) - 1
         head = "else:" if last else f"{'elif' if k else 'if'} pid < {' + '.join(grids[: k + 1])}:"
         lines += [f"{INDENT}{head}", f"{INDENT * 2}{call}"]
     return "\n".join(lines)
 
 
-def _entry(built: Plan, names, used, many: bool) -> list[str]:
-    lines = [f"def kernel_fn({', '.join(names)}):"]
+def _entry(built: Plan, names, used, marks: list[str], entry: str, suffix: str) -> list[str]:
+    lines = [f"def {entry}({', '.join(names)}):"]
     lines += [INDENT + line for line in emit.prologue(built, names, used)]
     device = f"{names[0]}.device"
     lines += [f"{INDENT}{port.name} = {emit.allocation(port, device)}" for port in built.outputs]
-    suffixes = [f"_{k}" if many else "" for k in range(len(built.parts))]
-    grid = " + ".join(_grid(p, s) for p, s in zip(built.parts, suffixes, strict=True))
+    grid = " + ".join(_grid(p, mark) for p, mark in zip(built.parts, marks, strict=True))
     args = [emit.real_view(names[k], built.inputs[k]) for k in used]
     args += [emit.real_view(p.name, p) for p in built.outputs]
-    args += [f"{n}{s}={n}{s}" for s in suffixes for n in ("ROWS", "BLOCK")] + ["num_warps=num_warps"]
-    lines.append(f"{INDENT}fused_kernel[({grid},)]({', '.join(args)})")
-    results = ", ".join(p.name for p in built.outputs)
-    lines.append(f"{INDENT}return {results if built.single else f'({results},)' if len(built.outputs) == 1 else results}")
+    if len(marks) == 1:
+        tiling = [f"{n}={n}{marks[0]}" for n in ("ROWS", "BLOCK")]
+    else:
+        tiling = [f"{n}{mark}={n}{mark}" for mark in marks for n in ("ROWS", "BLOCK")]
+    lines.append(f"{INDENT}grid = ({grid},)")
+    lines.append(f"{INDENT}fused_kernel{suffix}[grid](")
+    lines.append(f"{INDENT * 2}{', '.join([*args, *tiling, f'num_warps=num_warps{suffix}'])}")
+    lines.append(f"{INDENT})")
+    lines.append(f"{INDENT}return {emit.returned(built)}")
     return lines
 
 
 def generate(gm: fx.GraphModule) -> str:
     """The Triton kernel file of a subgraph; raises `Unsupported`."""
-    built = plan(gm)
-    for port in built.inputs:
-        if prod(port.shape) == 0:
-            raise Unsupported("an empty input")
-    return generate_plan(built, "A fused Triton kernel.")
+    built = checked_plan(gm)
+    return emit.file_text("A fused Triton kernel.", emit.graph_ops(built), "triton", [fragment(built)])

@@ -7,8 +7,24 @@ propose what it can't prove: the judge decides.  `STRATEGIES` is in the order in
 from __future__ import annotations
 
 from autokernel.playbook.context import StrategyContext
-from autokernel.playbook.strategies import attention_sdpa, generated, merge_linears, norm_library, rope_real
+from autokernel.playbook.strategies import (
+    attention_sdpa,
+    generated,
+    linear_epilogue,
+    merge_linears,
+    norm_library,
+    pad_features,
+    rope_real,
+)
 
-STRATEGIES = [attention_sdpa, merge_linears, rope_real, norm_library, generated]
+STRATEGIES = [
+    attention_sdpa,
+    merge_linears,
+    linear_epilogue,
+    pad_features,
+    rope_real,
+    norm_library,
+    generated,
+]
 
 __all__ = ["STRATEGIES", "StrategyContext"]

@@ -30,7 +30,7 @@ _HEADER = "from torch.nn.attention import SDPBackend, sdpa_kernel"
 
 @dataclass
 class Scores:
-    """What happens between ``q @ k.T`` and softmax: ``softmax(scale * q @ k.T + additive, where allowed)``."""
+    """What is done to ``q @ k.T`` before softmax: times scale, plus additive, only where allowed."""
 
     product: fx.Node
     scale: float = 1.0
@@ -69,7 +69,9 @@ def propose(ctx: StrategyContext) -> Iterator[Proposal]:
             what = [_mask_kind(scores)] + ([note] if note else []) + ([backend.lower()] if backend else [])
             yield Proposal(
                 source,
-                strategy=",".join(["sdpa", *(["gqa"] if grouped else []), *([backend.lower()] if backend else [])]),
+                strategy=",".join(
+                    ["sdpa", *(["gqa"] if grouped else []), *([backend.lower()] if backend else [])]
+                ),
                 description=f"attention by hand -> scaled_dot_product_attention ({', '.join(what)})",
                 backend=BACKEND,
             )
@@ -155,14 +157,21 @@ def _fold(ctx: StrategyContext, scores: Scores, step: fx.Node, previous: fx.Node
         return value is not None and _add(scores, value)
     if name == "masked_fill" and step.args[0] is previous:
         fill = step.args[2] if len(step.args) > 2 else step.kwargs.get("value")
-        masked = ctx.value(step.args[1]) if isinstance(step.args[1], fx.Node) else None
-        return masked is not None and _is_minus_infinity(fill, dtype_of(step)) and _allow(scores, ~masked.bool())
+        mask = step.args[1] if len(step.args) > 1 else None  # type: ignore[misc]
+        masked = ctx.value(mask) if isinstance(mask, fx.Node) else None
+        return (
+            masked is not None and _is_minus_infinity(fill, dtype_of(step)) and _allow(scores, ~masked.bool())
+        )
     if name == "where" and len(step.args) == 3 and step.args[1] is previous:
         condition = ctx.value(step.args[0]) if isinstance(step.args[0], fx.Node) else None
         fill = ctx.value(step.args[2]) if isinstance(step.args[2], fx.Node) else step.args[2]
         if isinstance(fill, Tensor):
             fill = fill.item() if fill.numel() == 1 else None
-        return condition is not None and _is_minus_infinity(fill, dtype_of(step)) and _allow(scores, condition.bool())
+        return (
+            condition is not None
+            and _is_minus_infinity(fill, dtype_of(step))
+            and _allow(scores, condition.bool())
+        )
     return False
 
 
@@ -351,7 +360,9 @@ def _source(
             arguments.append(f"attn_mask=({text}).to({q}.dtype)")
         else:
             if not ctx.statics:
-                return None  # the mask is made inside the region and isn't causal: leave it to the general code
+                return (
+                    None  # the mask is made inside the region and isn't causal: leave it to the general code
+                )
             prepack = _mask_prepack(ctx, scores, final)
             if prepack is None:
                 return None
@@ -364,10 +375,8 @@ def _source(
         body[-1] = f"with sdpa_kernel([SDPBackend.{backend}]):\n        " + body[-1]
     done.add(final)
     for node in ctx.nodes:
-        if node not in done and final in node.all_input_nodes or any(a in done and _after(a, final) for a in node.all_input_nodes):
-            if node not in done and node not in ctx.static and _after(node, final):
-                done.add(node)
-                body.append(statements([node], names)[0])
+        if node not in done and node not in ctx.static and _after(node, final):
+            body.append(statements([node], names)[0])
     return kernel_file(
         ctx,
         doc=f"Attention through the library's fused kernel ({kind}).",
@@ -397,7 +406,9 @@ def _mask_prepack(ctx: StrategyContext, scores: Scores, final: fx.Node) -> list[
     dtype = dtype_of(product)
     return [
         "# The steps in front of softmax, run on zero scores, leave exactly the mask.",
-        f"{ctx.names[product]} = torch.zeros((1, 1, {size[-2]}, {size[-1]}), dtype={dtype}, device={like}.device)",
+        f"{ctx.names[product]} = torch.zeros(",
+        f"    (1, 1, {size[-2]}, {size[-1]}), dtype={dtype}, device={like}.device",
+        ")",
         *statements(steps, ctx.names),
         f"return ({ctx.names[softmax.all_input_nodes[0]]}.to({dtype_of(final)}),)",
     ]

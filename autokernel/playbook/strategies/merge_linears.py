@@ -90,5 +90,3 @@ def _source(ctx: StrategyContext, linears: list[fx.Node], copies: bool) -> str |
         prepack=[f"return ({', '.join(packs)},)"],
         packed=packed,
     )
-
-

@@ -44,7 +44,10 @@ def propose(ctx: StrategyContext) -> Iterator[Proposal]:
     ]
     text = kernel_file(ctx, doc=f"{function} by the library instead of by hand.", backend=BACKEND, body=body)
     yield Proposal(
-        text, strategy=function.replace("_", "-"), description=f"norm by hand -> F.{function}", backend=BACKEND
+        text,
+        strategy=function.replace("_", "-"),
+        description=f"norm by hand -> F.{function}",
+        backend=BACKEND,
     )
 
 
@@ -71,8 +74,10 @@ def _row_source(ctx: StrategyContext, root: fx.Node) -> fx.Node | None:
         if op_name(node) in ("mean", "var"):
             break
     node = node.all_input_nodes[0]
-    while op_name(node) in ("pow", "square", "sub") or op_name(node) in ops.CASTS or (
-        op_name(node) == "mul" and len(node.all_input_nodes) == 1
+    while (
+        op_name(node) in ("pow", "square", "sub")
+        or op_name(node) in ops.CASTS
+        or (op_name(node) == "mul" and len(node.all_input_nodes) == 1)
     ):
         node = node.all_input_nodes[0]
     return node

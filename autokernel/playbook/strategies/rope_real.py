@@ -41,13 +41,13 @@ def _is_complex(node: fx.Node) -> bool:
 def _source(ctx: StrategyContext) -> str | None:
     names = ctx.names
     readers = [n for n in ctx.nodes if n not in ctx.static]
-    turns = list(dict.fromkeys(a for n in readers for a in n.all_input_nodes if a in ctx.static and _is_complex(a)))
+    turns = list(
+        dict.fromkeys(a for n in readers for a in n.all_input_nodes if a in ctx.static and _is_complex(a))
+    )
     if len(turns) != 1:
         return None
     (turn,) = turns
-    other_statics = [
-        s for s in ctx.statics if any(u not in ctx.static for u in s.users) and s is not turn
-    ]
+    other_statics = [s for s in ctx.statics if any(u not in ctx.static for u in s.users) and s is not turn]
     if other_statics:
         return None
     body: list[str] = []
