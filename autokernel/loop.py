@@ -14,7 +14,6 @@ row and is done again, a source that has a verdict is not tried twice.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +27,12 @@ from autokernel.proposers.proposal import Failure, Proposal
 from autokernel.records import TIMED, Experiment, Task, Verdict
 from autokernel.results import Journal, source_id, source_path, store_source, write_text_atomically
 from autokernel.rows import baseline_row, failure_row, verdict_row
+from autokernel.scheduler import Limits
 from autokernel.tuner import POINT, TUNED, SpaceError, defaults_of, space_of, tune
 
 TUNER = "tuner"
-TUNE_BUDGET = 24
-WORTH_TUNING = 0.5
+TUNE_BUDGET = 12
+WORTH_TUNING = 0.7
 """A correct kernel slower than this part of the best baseline's speed isn't tuned: numbers won't save it."""
 MAX_INFRA_ERRORS = 3
 
@@ -54,38 +54,11 @@ class TaskJudge(Protocol):
 
 
 @dataclass
-class Limits:
-    """When a run's experiments end.  ``deadline`` is on `time.monotonic`'s clock; None is no limit.
-
-    ``stop`` is asked between rows: a Ctrl-C sets it.
-    """
-
-    max_experiments: int | None = None
-    deadline: float | None = None
-    stop: Callable[[], bool] = lambda: False
-
-    def reached(self, rows: Sequence[Experiment]) -> str:
-        """Why no further experiment may start; empty when one may."""
-        if self.stop():
-            return "interrupted"
-        if self.deadline is not None and time.monotonic() >= self.deadline:
-            return "the time budget is spent"
-        if self.max_experiments is not None and count_experiments(rows) >= self.max_experiments:
-            return f"--max-experiments {self.max_experiments} is reached"
-        return ""
-
-
-def count_experiments(rows: Sequence[Experiment]) -> int:
-    """Judged kernels in the journal: neither baselines nor whole-model rows nor dead API calls."""
-    return sum(1 for r in rows if r.task != "model" and r.status != "baseline" and r.candidate)
-
-
-@dataclass
 class TaskResult:
     """How the loop on one task ended.
 
-    ``kept`` is the source of the best kept kernel and ``row`` its row, if there is one.  ``entrant`` is the row
-    of the kernel to try in the whole model (see `scheduler.model_candidate`), ``why`` what ended the loop.
+    ``kept`` is the source of the best kept kernel and ``row`` its row, if there is one.  ``entrant`` is the
+    row of the kernel to try in the whole model (see `scheduler.model_candidate`), ``why`` what ended it.
     """
 
     task: Task

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from autokernel import scheduler
 from autokernel.errors import AutokernelError, UsageError
 from autokernel.interrupt import Interrupt
-from autokernel.loop import Limits, TaskLoop, TaskResult
+from autokernel.loop import TaskLoop, TaskResult
 from autokernel.proposers.base import Proposer
 from autokernel.proposers.llm import LLMProposer, Spending, make_provider
 from autokernel.proposers.playbook import PlaybookProposer, StarterProposer
@@ -32,6 +32,7 @@ from autokernel.report.summary import MODEL, OURS, Summary, final_row, summarize
 from autokernel.report.terminal import print_row, working
 from autokernel.results import Journal, source_path, write_text_atomically
 from autokernel.run_folder import RunFolder, RunRecord, run_stem
+from autokernel.scheduler import Limits
 from autokernel.session import Session
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Which task next, how much of it, and when not to bother.
+"""Which task next, how much of it, when not to bother, and when to stop.
 
 "Don't bother" is said before tokens are spent: a region that is near its roofline has nothing to give, and
 one that is a sliver of the model can't matter.
@@ -6,7 +6,8 @@ one that is a sliver of the model can't matter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,6 +55,33 @@ def finished(task: Task, latency_us: float | None) -> str:
     if latency_us <= NEAR_ROOFLINE * task.roofline_us:
         return f"within {NEAR_ROOFLINE - 1:.0%} of its roofline ({task.roofline_us:.1f} µs)"
     return ""
+
+
+@dataclass
+class Limits:
+    """When a run's experiments end.  ``deadline`` is on `time.monotonic`'s clock; None is no limit.
+
+    ``stop`` is asked between rows: a Ctrl-C sets it.
+    """
+
+    max_experiments: int | None = None
+    deadline: float | None = None
+    stop: Callable[[], bool] = lambda: False
+
+    def reached(self, rows: Sequence[Experiment]) -> str:
+        """Why no further experiment may start; empty when one may."""
+        if self.stop():
+            return "interrupted"
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            return "the time budget is spent"
+        if self.max_experiments is not None and count_experiments(rows) >= self.max_experiments:
+            return f"--max-experiments {self.max_experiments} is reached"
+        return ""
+
+
+def count_experiments(rows: Sequence[Experiment]) -> int:
+    """Judged kernels in the journal: neither baselines nor whole-model rows nor dead API calls."""
+    return sum(1 for r in rows if r.task != "model" and r.status != "baseline" and r.candidate)
 
 
 def stagnant_rounds(rows: Sequence[Experiment], proposer: str) -> int:

@@ -95,7 +95,9 @@ def rms_task(folder: Path, rows: int = 64, width: int = 256, dtype: torch.dtype 
     gen = torch.Generator().manual_seed(0)
     x = torch.randn(rows, width, generator=gen).to(dtype)
     weight = (1 + 0.1 * torch.randn(width, generator=gen)).to(dtype)
-    return make_task(folder, RMS_NORM, {"x": (x, "activation"), "weight": (weight, "parameter")}, family="norm")
+    return make_task(
+        folder, RMS_NORM, {"x": (x, "activation"), "weight": (weight, "parameter")}, family="norm"
+    )
 
 
 def linears_task(folder: Path) -> Task:

@@ -373,7 +373,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "doctor", "--json")
     data = json.loads(out)
     assert code == 0 and data["ok"] is True
-    assert {"python", "torch", "device", "c++ compiler", "sandbox"} <= {c["name"] for c in data["checks"]}
+    assert {"python", "torch", "device", "c++ compiler", "isolation"} <= {c["name"] for c in data["checks"]}
     assert {c["level"] for c in data["checks"]} <= {"ok", "warn", "fail"}
 
 

@@ -9,12 +9,13 @@ import pytest
 
 from autokernel import memory, scheduler
 from autokernel.errors import UsageError
-from autokernel.loop import MAX_INFRA_ERRORS, Limits, TaskLoop, count_experiments
+from autokernel.loop import MAX_INFRA_ERRORS, TaskLoop
 from autokernel.proposers.base import TaskState
 from autokernel.proposers.playbook import StarterProposer
 from autokernel.proposers.proposal import Failure, Proposal
 from autokernel.records import Experiment, Port, Ratio, Task, Verdict
 from autokernel.results import Journal, read_results, source_id
+from autokernel.scheduler import Limits, count_experiments
 
 EAGER, COMPILED = 20.0, 10.0
 
@@ -397,9 +398,9 @@ def test_when_not_to_bother() -> None:
 
 
 def test_who_is_tried_in_the_whole_model() -> None:
-    def row(number: int, status: str, speedup: float, high: float, **changes) -> Experiment:
-        return Experiment(**{"experiment": number, "tag": "t", "kernel_type": "norm", "status": status, "candidate": "c",
-                             "speedup_vs_best_baseline": speedup, "ci_high": high, **changes})  # fmt: skip
+    def row(number: int, status: str, speedup: float | None, high: float, **changes) -> Experiment:
+        fields = {"tag": "t", "kernel_type": "norm", "status": status, "candidate": "c", "ci_high": high}
+        return Experiment(**{"experiment": number, "speedup_vs_best_baseline": speedup, **fields, **changes})
 
     clear, near = row(1, "discard", 0.8, 0.9), row(2, "discard", 0.98, 1.02)
     starter = row(3, "discard", 1.0, 1.05, proposer="starter")
@@ -410,7 +411,7 @@ def test_who_is_tried_in_the_whole_model() -> None:
     assert scheduler.model_candidate([near, kept, against_parent, better]) is better, (
         "each beat the one before"
     )
-    assert scheduler.model_candidate([row(7, "crash", 0, 0, speedup_vs_best_baseline=None)]) is None
+    assert scheduler.model_candidate([row(7, "crash", None, 0.0)]) is None
 
 
 def test_recall_is_by_family_and_mechanism() -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from small_models import SMALL, graphs_of, small
 from torch import nn
+from torch.autograd.profiler_util import DeviceType
 from torch.nn import functional as F
 
 from autokernel.capture.graph import Graph, capture
 from autokernel.capture.source import LoadedModel, SourceSpec, load
-from autokernel.hardware import Ceilings
+from autokernel.hardware import Ceilings, Device
 from autokernel.masks import kept_scores
 from autokernel.profile_records import TABLE_COLUMNS, Profile, duration
-from autokernel.profiling import _chains, fresh_arguments, profile
+from autokernel.profiling import _attribute, _chains, fresh_arguments, profile
 from autokernel.regions.partition import partition
 
 CEILINGS = Ceilings(1e11, {"float32": 1e12, "float16": 1e12})
@@ -189,6 +192,46 @@ def test_chains_are_connected_components() -> None:
     assert _chains([a, b, c, d]) == [[a, c], [b, d]]
     e = graph.call_method("add", (c, d))
     assert _chains([a, b, c, d, e]) == [[a, b, c, d, e]]
+
+
+# --- attribution on a device, with events as the profiler gives them --------------------------------------
+
+
+class Event(SimpleNamespace):
+    """What `_attribute` reads of a profiler event; times in microseconds."""
+
+    def __init__(
+        self, name: str, parent: Event | None = None, *, kernels: dict[str, float] | None = None
+    ) -> None:
+        found = [SimpleNamespace(name=k, duration=d) for k, d in (kernels or {}).items()]
+        super().__init__(name=name, cpu_parent=parent, kernels=found, device_type=DeviceType.CPU)
+
+
+def on_device(name: str, us: float, annotation: bool = False) -> SimpleNamespace:
+    elapsed = SimpleNamespace(elapsed_us=lambda: us)
+    return SimpleNamespace(
+        name=name, device_type=DeviceType.CUDA, time_range=elapsed, is_user_annotation=annotation
+    )
+
+
+def test_kernels_go_to_the_range_that_launched_them() -> None:
+    events: list[Any] = []
+    for number, factor in enumerate((1, 3, 2)):
+        step = Event(f"autokernel-step::{number}")
+        a = Event("autokernel::0.r0", step, kernels={"autokernel::0.r0": 999.0})  # the range's own shadow
+        mm = Event("aten::mm", Event("aten::linear", a), kernels={"gemm": 10.0 * factor})
+        b = Event("autokernel::0.r1", step, kernels={"triton_kernel": 4.0})  # launched by no operator
+        late = Event("aten::exp", Event("autokernel::0.r0", step), kernels={"exp": 1.0})  # interleaved with b
+        chance = Event("cudaDeviceSynchronize", a, kernels={"gemm": 10.0 * factor})
+        events += [step, a, mm, b, late, chance]
+        events += [on_device("gemm", 10.0 * factor), on_device("triton_kernel", 4.0), on_device("exp", 1.0)]
+        events += [on_device("autokernel::0.r0", 999.0, True), on_device("stray", 2.0)]
+    gpu = Device("test", "sm_90", "cuda")
+    assert _attribute(events, 3, gpu) == {
+        "0.r0": 21.0,  # the median step
+        "0.r1": 4.0,
+        "unattributed": pytest.approx(2.0),
+    }
 
 
 # --- masks ------------------------------------------------------------------------------------------------

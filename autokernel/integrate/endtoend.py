@@ -53,6 +53,11 @@ class KeptKernel:
     task: Task
     source: Path
     region_speedup: float
+    alternatives: tuple[Path, ...] = ()
+    """Other kernels for the same region that were correct and no slower than the baselines."""
+
+    def instead(self, source: Path) -> KeptKernel:
+        return KeptKernel(self.task, source, self.region_speedup)
 
     @property
     def id(self) -> str:
@@ -197,6 +202,7 @@ class EndToEnd:
             ordered = sorted(kept, key=lambda k: -k.expected_gain_us)
             executor, ordered = self._choose_executor(baseline, ordered)
             chosen = self._add(baseline, executor, ordered)
+            chosen = self._swap(baseline, executor, ordered, chosen)
             chosen = self._leave_out(baseline, executor, chosen)
             return self._finish(best, baseline, executor, chosen)
         finally:
@@ -274,6 +280,53 @@ class EndToEnd:
                 )  # fmt: skip
                 if arm.ready:
                     before = arm.name
+            return chosen
+        finally:
+            for arm in arms.values():
+                arm.close()
+
+    def _swap(
+        self, baseline: Arm, executor: str, kernels: list[KeptKernel], chosen: list[KeptKernel]
+    ) -> list[KeptKernel]:
+        """Try the alternatives of every kernel in its place, all against the set as it stands.
+
+        The best kernel of a region by itself need not be the best in the model: a custom kernel keeps the
+        compiler from fusing across it, a rewrite into library calls does not.
+        """
+        swaps = {
+            f"{k.id}->{i}": (k, k.instead(source)) for k in kernels for i, source in enumerate(k.alternatives)
+        }
+        if not swaps:
+            return chosen
+        self._say(f"Trying {len(swaps)} alternatives in the model …")
+
+        def swapped(old: KeptKernel, new: KeptKernel) -> list[KeptKernel]:
+            return [*(c for c in chosen if c is not old), new]
+
+        arms = self._start(
+            {"as is": self._variant(chosen, executor)}
+            | {n: self._variant(swapped(*pair), executor) for n, pair in swaps.items()}
+        )
+        try:
+            if not arms["as is"].ready:
+                return chosen
+            live = [a for a in arms.values() if a.ready]
+            rounds = self._rounds([baseline, *live], SCREEN_ROUNDS)
+            best: dict[str, tuple[float, KeptKernel, KeptKernel]] = {}
+            for name, (old, new) in swaps.items():
+                arm = arms[name]
+                gain = paired_ratio(rounds["as is"], rounds[name]) if arm.ready else None
+                helps = gain is not None and gain.lower_bound > 1.0
+                if helps and gain is not None and gain.ratio > best.get(old.id, (1.0,))[0]:
+                    best[old.id] = (gain.ratio, old, new)
+                why = "" if helps or gain is None else f"no better in the model ({_interval(gain)})"
+                self._write_variant(
+                    arm, swapped(old, new), executor, rounds, baseline.name,
+                    candidate=new.id, gain=gain, keep=helps, reason=why,
+                    description=f"another kernel for {old.task.name}",
+                )  # fmt: skip
+            for _, old, new in best.values():
+                chosen = swapped(old, new)
             return chosen
         finally:
             for arm in arms.values():

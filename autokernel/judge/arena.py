@@ -17,7 +17,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class Export:
 
 
 class Arena:
-    """The judge's side. ``storage`` is what it reads and writes, on ``device`` or, without IPC, on the host."""
+    """The judge's side. ``storage`` is on ``device`` or, without IPC, on the host."""
 
     def __init__(self, device: torch.device, nbytes: int, folder: Path, *, ipc: bool = True) -> None:
         self.device, self.nbytes = device, max(aligned(nbytes), 256)
@@ -54,13 +54,13 @@ class Arena:
                 self._spare = None
         if self.kind == "file":
             self._path = _shared_folder(folder, self.nbytes) / f"arena-{os.getpid()}-{next(_serial)}"
-            self.storage = torch.UntypedStorage.from_file(str(self._path), True, self.nbytes)
+            self.storage = _mapped_file(str(self._path), self.nbytes)
 
     def _allocate_cuda(self) -> None:
         self._pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(self._pool):
             block = torch.zeros(self.nbytes, dtype=torch.uint8, device=self.device)
-        self.storage = block.untyped_storage()
+        self.storage: torch.UntypedStorage = block.untyped_storage()
         self._spare = self.storage._share_cuda_()
 
     def export(self) -> Export:
@@ -117,9 +117,9 @@ class MappedArena:
                 bytes.fromhex(f) if is_bytes else f
                 for f, is_bytes in zip(exported["fields"], exported["is_bytes"], strict=True)
             ]
-            self.storage = torch.UntypedStorage._new_shared_cuda(*fields)
+            self.storage = cast(torch.UntypedStorage, torch.UntypedStorage._new_shared_cuda(*fields))
         else:
-            mapped = torch.UntypedStorage.from_file(exported["path"], True, exported["nbytes"])
+            mapped = _mapped_file(exported["path"], exported["nbytes"])
             if device.type == "cpu":
                 self.storage = mapped
             else:
@@ -136,6 +136,11 @@ class MappedArena:
     def push(self) -> None:
         if self.host is not None:
             self.host.copy_(self.storage, False)
+
+
+def _mapped_file(path: str, nbytes: int) -> torch.UntypedStorage:
+    """The file's bytes, shared with every other process that maps it; made if it is not there."""
+    return cast(torch.UntypedStorage, torch.UntypedStorage.from_file(path, True, nbytes))
 
 
 def _shared_folder(scratch: Path, nbytes: int) -> Path:

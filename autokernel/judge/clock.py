@@ -240,7 +240,7 @@ def interleave(
     buffers: int = 1,
     after: Callable[[Arm, int], None] | None = None,
     between: Callable[[], None] | None = None,
-    pause_s: float = 0.0,
+    pause_s: float = PAUSE_S,
     rng: random.Random | None = None,
 ) -> Rounds:
     """Time every arm once per round, in random order, for exactly ``rounds`` rounds.

@@ -230,7 +230,7 @@ def compare(
         got, want = actual[where.element].item(), exact[where.element].item()
         return Comparison(
             False,
-            f"{label} must be exact, as eager is: element {list(where.element)} is {got!r}, expected {want!r}",
+            f"{label} must be exact, as eager is: element {list(where.element)} is {got!r}, not {want!r}",
         )
     ratio = errors.frobenius / allowed.frobenius if allowed.frobenius else math.inf
     for name, value, unit, limit in (

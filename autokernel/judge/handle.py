@@ -1,4 +1,4 @@
-"""The judge's handle on one worker process: every call has a deadline, every failure a status and a reason."""
+"""The judge's handle on one worker process: calls have deadlines, failures a status and a reason."""
 
 from __future__ import annotations
 
@@ -21,11 +21,6 @@ from autokernel.judge.protocol import (
     ReplyStatus,
 )
 from autokernel.records import Status
-
-COMPILE_S = 300.0
-RUN_S = 120.0
-OWN_S = 60.0
-"""Deadlines in seconds: loading or first call, any later call, and requests that run no candidate code."""
 
 STATUS_OF: dict[ReplyStatus, Status] = {
     ReplyStatus.LOAD_ERROR: "compile_error",
@@ -73,18 +68,16 @@ class Worker:
     """One worker process. Ended by ``close``; after a WorkerFault from a call it is already dead."""
 
     def __init__(self, launcher: Launcher, *, trusted: bool, allow_tf32: bool = False) -> None:
-        self.launcher, self.trusted = launcher, trusted
+        self.launcher, self.trusted, self.deadlines = launcher, trusted, launcher.deadlines
         self.process = launcher.take()
         self.exports: list[tuple[Arena, Export]] = []
         self.closed = False
         scratch = launcher.scratch_folder(self.process.pid)
         env = cache_folders(scratch, trusted=trusted)
-        if launcher.device.startswith("cpu"):
-            env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a pool of compilers would linger while we time
         self.call(
             Op.SETUP,
             {"scratch": str(scratch), "env": env, "trusted": trusted, "allow_tf32": allow_tf32},
-            OWN_S,
+            self.deadlines.own_s,
         )
 
     @property
@@ -125,8 +118,8 @@ class Worker:
         self.close()
         return log.text(0.5)
 
-    def load(self, subject: int, spec: dict[str, Any], deadline_s: float = COMPILE_S) -> None:
-        self.call(Op.LOAD, {"subject": subject, "spec": spec}, deadline_s)
+    def load(self, subject: int, spec: dict[str, Any], deadline_s: float | None = None) -> None:
+        self.call(Op.LOAD, {"subject": subject, "spec": spec}, deadline_s or self.deadlines.compile_s)
 
     def attach(
         self,
@@ -140,33 +133,41 @@ class Worker:
                 export = arena.export()
                 self.exports.append((arena, export))
                 args[key] = {"arena": export.told, "slots": [[s.to_json() for s in slot] for slot in slots]}
-        self.call(Op.ATTACH, args, OWN_S)
+        self.call(Op.ATTACH, args, self.deadlines.own_s)
 
     def run(
-        self, subject: int, slots: Sequence[int], *, pattern: int | None = None, deadline_s: float = RUN_S
+        self,
+        subject: int,
+        slots: Sequence[int],
+        *,
+        pattern: int | None = None,
+        first: bool = False,
+        deadline_s: float | None = None,
     ) -> Ran:
+        """Call the subject on each slot. A ``first`` call may compile, and has the deadline of a load."""
+        deadline_s = deadline_s or (self.deadlines.compile_s if first else self.deadlines.run_s)
         args = {"subject": subject, "slots": list(slots), "pattern": pattern}
         reply = self.call(Op.RUN, args, deadline_s).reply
         return Ran(_by_slot(reply), reply.doubles[0] if reply.doubles else 0.0)
 
     def repack(self, subject: int) -> None:
-        self.call(Op.REPACK, {"subject": subject}, RUN_S)
+        self.call(Op.REPACK, {"subject": subject}, self.deadlines.run_s)
 
     def prepare(
         self, subject: int, slots: Sequence[int], *, graph: bool, min_sample_s: float | None = None
     ) -> Prepared:
         args = {"subject": subject, "slots": list(slots), "graph": graph, "min_sample_s": min_sample_s}
-        reply = self.call(Op.PREPARE, args, COMPILE_S).reply
+        reply = self.call(Op.PREPARE, args, self.deadlines.compile_s).reply
         calls, estimate_s, has_graph = self._doubles(reply, 3)
         return Prepared(int(calls), estimate_s, bool(has_graph), reply.text)
 
     def time(self, subject: int, start: int) -> Sample:
-        exchange = self.call(Op.TIME, {"subject": subject, "start": start}, RUN_S)
+        exchange = self.call(Op.TIME, {"subject": subject, "start": start}, self.deadlines.run_s)
         seconds, calls = self._doubles(exchange.reply, 2)
         return Sample(seconds, exchange.gated_s, max(1, int(calls)))
 
     def collect(self, subject: int) -> dict[int, list[OutputRecord]]:
-        return _by_slot(self.call(Op.COLLECT, {"subject": subject}, RUN_S).reply)
+        return _by_slot(self.call(Op.COLLECT, {"subject": subject}, self.deadlines.run_s).reply)
 
     def _doubles(self, reply: Reply, count: int) -> list[float]:
         if len(reply.doubles) != count or any(x != x for x in reply.doubles):

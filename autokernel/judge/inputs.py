@@ -39,7 +39,7 @@ def _integers(shape: tuple[int, ...], gen: torch.Generator, dtype: torch.dtype) 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """``base`` times a scale plus ``offset``; ``scales`` are tried until eager and float64 are both finite."""
+    """``base`` times a scale plus ``offset``; of ``scales`` the first that keeps eager finite is used."""
 
     base: Callable[[tuple[int, ...], torch.Generator, torch.dtype], Tensor]
     scales: tuple[float, ...] = (1.0, 0.1, 0.01)
@@ -89,7 +89,7 @@ class InputSource:
         return torch.Generator(self.device).manual_seed(seed)
 
     def draw(self, kind: str, seed: int, scale: float, *, fresh_statics: bool = False) -> list[Tensor]:
-        """All inputs. ``kind`` is a name in DISTRIBUTIONS, or ``captured`` (activations as the model had them)."""
+        """All inputs. ``kind`` is a name in DISTRIBUTIONS, or ``captured`` (the model's own activations)."""
         gen = self.generator(seed)
         values = []
         for port in self.task.inputs:
@@ -110,7 +110,7 @@ class InputSource:
         return (value * scale + distribution.offset).to(dtype)
 
     def _discrete(self, port: Port, dtype: torch.dtype, gen: torch.Generator) -> Tensor:
-        """Random integers within the port's bound, else within what was captured; shuffled captured booleans."""
+        """Random integers within the port's bound, else within what was captured; booleans at their rate."""
         seen = self.captured.get(port.name)
         shape = tuple(port.shape)
         if dtype == torch.bool:

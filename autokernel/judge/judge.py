@@ -21,8 +21,8 @@ from torch import Tensor
 from autokernel.errors import DeviceMissing
 from autokernel.judge import spawned
 from autokernel.judge.arena import Arena, remove_shared_folder
-from autokernel.judge.handle import COMPILE_S, Worker, WorkerFault
-from autokernel.judge.launch import Launcher
+from autokernel.judge.handle import Worker, WorkerFault
+from autokernel.judge.launch import Deadlines, Launcher
 from autokernel.judge.layout import TensorSpec
 from autokernel.judge.spawned import PairedResult, SpawnedWorker
 from autokernel.judge.task_judge import TaskJudge
@@ -36,7 +36,13 @@ class Judge:
     """
 
     def __init__(
-        self, device: str, *, scratch: Path | None = None, threads: int | None = None, pool: int | None = None
+        self,
+        device: str,
+        *,
+        scratch: Path | None = None,
+        threads: int | None = None,
+        pool: int | None = None,
+        deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
     ) -> None:
         self.device = torch.device(device)
         if self.device.type == "cuda":
@@ -48,7 +54,9 @@ class Judge:
         self._made_scratch = Path(tempfile.mkdtemp(prefix="autokernel-", dir=scratch))
         self.scratch = self._made_scratch.resolve()
         self.threads = threads or torch.get_num_threads()
-        self.launcher = Launcher(str(self.device), self.scratch, threads=self.threads, pool=pool)
+        self.launcher = Launcher(
+            str(self.device), self.scratch, threads=self.threads, pool=pool, deadlines=deadlines
+        )
         self._tasks: list[TaskJudge] = []
         self._spawned: list[SpawnedWorker] = []
         self._ipc: bool | None = None
@@ -94,23 +102,24 @@ class Judge:
         subject: dict[str, Any],
         inputs_layout: Sequence[TensorSpec | Tensor],
         outputs_layout: Sequence[TensorSpec | Tensor] | None = None,
-        deadline_s: float = COMPILE_S,
+        deadline_s: float | None = None,
         *,
         allow_tf32: bool = False,
         graph: bool = False,
     ) -> SpawnedWorker:
         """A worker for one subject (see `subjects`) on judge-held inputs of this layout.
 
-        Without ``outputs_layout`` the first run finds it out. ``deadline_s`` holds for loading and for the
-        first run. ``graph``: time it as a CUDA graph of calls rather than as the user would call it.
+        Without ``outputs_layout`` the first run finds it out. ``deadline_s`` (by default the judge's) holds
+        for loading and for the first run. ``graph``: time it as a CUDA graph of calls rather than as the user would call it.
         Raises WorkerFault (``status``, ``reason``) when it does not load.
         """
 
         def specs(layout: Sequence[TensorSpec | Tensor]) -> list[TensorSpec]:
             return [TensorSpec.of(x) if isinstance(x, Tensor) else x for x in layout]
 
+        outputs = None if outputs_layout is None else specs(outputs_layout)
         worker = SpawnedWorker(
-            self.launcher, subject, specs(inputs_layout), None if outputs_layout is None else specs(outputs_layout),
+            self.launcher, subject, specs(inputs_layout), outputs,
             device=self.device, scratch=self.scratch, ipc=self.ipc, deadline_s=deadline_s,
             allow_tf32=allow_tf32, graph=graph,
         )  # fmt: skip

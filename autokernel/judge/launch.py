@@ -41,6 +41,16 @@ OPENMP = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores", "GOMP_SPINCOUNT": "500
 worker's whole life, which makes equal kernels differ tenfold.  And by default threads spin for up to 30 ms
 after a region, in one arm's process, while the next arm is already being timed; this is about 0.5 ms."""
 
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds that a worker may take: to load or for a first call, for any later call, for our own requests."""
+
+    compile_s: float = 300.0
+    run_s: float = 120.0
+    own_s: float = 60.0
+
+
 WARM_DEADLINE_S = 120.0
 LOG_HEAD, LOG_TAIL = 16_384, 49_152
 
@@ -64,6 +74,7 @@ def scrubbed_environment(device: str) -> dict[str, str]:
     env["PYTHONPATH"] = os.pathsep.join(roots)
     if not device.startswith("cuda"):
         env |= OPENMP
+        env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a pool of compilers would linger while we time
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     env["PYTHONUNBUFFERED"] = "1"
     return env
@@ -156,7 +167,16 @@ class WorkerProcess:
 class Launcher:
     """Owns the zygote and the pool of warm workers for one device."""
 
-    def __init__(self, device: str, scratch: Path, *, threads: int, pool: int | None = None) -> None:
+    def __init__(
+        self,
+        device: str,
+        scratch: Path,
+        *,
+        threads: int,
+        pool: int | None = None,
+        deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
+    ) -> None:
+        self.deadlines = deadlines
         self.device, self.scratch, self.threads = device, scratch, threads
         self.pool_size = pool if pool is not None else (2 if device.startswith("cuda") else 1)
         self._warming: list[WorkerProcess] = []
@@ -169,7 +189,7 @@ class Launcher:
         log_r, log_w = os.pipe()
         try:
             self._zygote = subprocess.Popen(
-                [sys.executable, "-P", "-m", "autokernel.judge.zygote", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "autokernel.judge.zygote", str(theirs.fileno()), self.device],
                 env=scrubbed_environment(self.device), pass_fds=[theirs.fileno()], start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log_w, stderr=log_w,
             )  # fmt: skip

@@ -108,7 +108,7 @@ def wide(*, double_inputs: bool = False) -> Iterator[None]:
 
 
 def widen_module(module: nn.Module) -> nn.Module:
-    """A copy with every parameter and buffer in float64 or complex128 (``.double()`` would drop imaginary parts)."""
+    """A copy with every tensor in float64 or complex128 (``.double()`` would drop imaginary parts)."""
     wide_copy = copy.deepcopy(module)
     for owner in wide_copy.modules():
         for name, parameter in owner._parameters.items():

@@ -20,7 +20,7 @@ from autokernel.judge.arena import Arena
 from autokernel.judge.buffers import PATTERNS
 from autokernel.judge.clock import Sample
 from autokernel.judge.compare import error_of
-from autokernel.judge.handle import COMPILE_S, RUN_S, Prepared, Worker, WorkerFault
+from autokernel.judge.handle import Prepared, Worker, WorkerFault
 from autokernel.judge.launch import Launcher
 from autokernel.judge.layout import DTYPES, TensorSpec, fill, pack_specs
 from autokernel.judge.protocol import OutputRecord
@@ -60,12 +60,12 @@ class SpawnedWorker:
         device: torch.device,
         scratch: Path,
         ipc: bool,
-        deadline_s: float,
+        deadline_s: float | None,
         allow_tf32: bool,
         graph: bool,
     ) -> None:
         self.device, self._scratch, self._ipc, self._graph = device, scratch, ipc, graph
-        self.deadline_s = deadline_s
+        self.deadline_s = deadline_s or launcher.deadlines.compile_s
         self._specs, end = pack_specs([TensorSpec(s.dtype, s.shape, s.stride) for s in inputs])
         self._inputs = Arena(device, end, scratch, ipc=ipc)
         self._outputs: Arena | None = None
@@ -105,7 +105,7 @@ class SpawnedWorker:
         """
         if inputs is not None:
             self.set_inputs(inputs)
-        deadline_s, self._first_run = (self.deadline_s if self._first_run else RUN_S), False
+        deadline_s, self._first_run = (self.deadline_s if self._first_run else None), False
         if self._outputs is not None:
             self._outputs.bytes().fill_(PATTERNS[0])
             self._outputs.sync()

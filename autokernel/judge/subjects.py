@@ -94,14 +94,7 @@ def load_subject(spec: Spec, device: torch.device) -> Subject:
         model = load_reference(Path(spec["path"]), device)
         return Subject(torch.compile(model, dynamic=False))
     if kind == "kernel":
-        try:
-            from autokernel.backends import load_kernel
-        except ImportError:  # TEMPORARY
-            from types import SimpleNamespace
-
-            def load_kernel(path):
-                m = load_module(path, "k")
-                return SimpleNamespace(fn=m.kernel_fn, prepack=getattr(m, "prepack", None))
+        from autokernel.backends import load_kernel
 
         return KernelSubject(load_kernel(Path(spec["path"])), spec["activations"])
     if kind == "factory":

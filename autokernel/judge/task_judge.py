@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from autokernel.errors import AutokernelError
 from autokernel.judge import clock
 from autokernel.judge.buffers import InputBuffers, OutputBuffers, slot_count
 from autokernel.judge.cases import CaseMaker, worst_e0
-from autokernel.judge.handle import COMPILE_S, Worker, WorkerFault
+from autokernel.judge.handle import Worker, WorkerFault
 from autokernel.judge.inputs import InputSource, spec_of
 from autokernel.judge.launch import LaunchError
 from autokernel.judge.layout import TensorSpec
@@ -58,7 +59,7 @@ class TaskJudge:
             self.output_specs = self.maker.output_specs()
         except AutokernelError:
             raise
-        except Exception as error:  # noqa: BLE001 - a user's reference may raise anything
+        except Exception as error:  # a user's reference may raise anything
             raise TaskError(
                 f"{task.dir / 'reference.py'} does not run: {type(error).__name__}: {error}"
             ) from error
@@ -77,7 +78,8 @@ class TaskJudge:
     def _check_ports(self) -> None:
         if len(self.output_specs) != len(self.task.outputs):
             raise TaskError(
-                f"the reference returns {len(self.output_specs)} tensors, task.json has {len(self.task.outputs)}"
+                f"the reference returns {len(self.output_specs)} tensors, task.json has "
+                f"{len(self.task.outputs)}"
             )
         for i, (got, port) in enumerate(zip(self.output_specs, self.task.outputs, strict=True)):
             want = spec_of(port)
@@ -119,7 +121,7 @@ class TaskJudge:
                 continue
             try:
                 worker.load(number, {"kind": kind, "path": path})
-                worker.run(number, [0], deadline_s=COMPILE_S)
+                worker.run(number, [0], first=True)
                 result = self.maker.check(cases[0], buffers.outputs(0), worst_e0(cases))
                 if not result.ok:
                     self.baseline_failures[name] = f"incorrect: {result.reason}"
@@ -146,7 +148,10 @@ class TaskJudge:
         try:
             self.launcher.settle()
             rounds = clock.interleave(
-                [*arms, *twins], CALIBRATION_ROUNDS, buffers=self.inputs.count, pause_s=clock.pause_for(self.device)
+                [*arms, *twins],
+                CALIBRATION_ROUNDS,
+                buffers=self.inputs.count,
+                pause_s=clock.pause_for(self.device),
             )
         except WorkerFault as fault:
             raise TaskError(f"a baseline failed while being timed: {fault.reason}") from fault
@@ -235,7 +240,7 @@ class TaskJudge:
         verdict.log = verdict.log or log[-LOG_LIMIT:]
         return verdict
 
-    def _guarded(self, run, trial: Trial) -> StageResult:  # noqa: ANN001
+    def _guarded(self, run: Callable[[Trial], StageResult], trial: Trial) -> StageResult:
         try:
             return run(trial)
         except WorkerFault as fault:

@@ -12,7 +12,7 @@ from torch import Tensor
 from autokernel.judge.buffers import PATTERNS, OutputBuffers, uncopied
 from autokernel.judge.cases import Case
 from autokernel.judge.compare import Measures, check_structure
-from autokernel.judge.handle import RUN_S, Worker, WorkerFault
+from autokernel.judge.handle import Worker, WorkerFault
 from autokernel.judge.layout import DTYPES, TensorSpec
 from autokernel.judge.protocol import Flag, OutputRecord
 from autokernel.judge.worker import DEVICE_CODES
@@ -69,9 +69,8 @@ class Trial:
         *,
         slots: Sequence[int],
         pattern: int = PATTERNS[0],
-        deadline_s: float = RUN_S,
     ) -> dict[int, list[Tensor]]:
-        """Write each case to its slot, run the candidate on all of them, and return judge-held outputs by slot.
+        """Write each case to its slot, run the candidate on all of them; judge-held outputs by slot.
 
         Raises WorkerFault: whatever the worker's call raised; ``incorrect`` when the form of an output is
         wrong; ``rejected`` when an input was changed.
@@ -82,7 +81,7 @@ class Trial:
             inputs.write(slot, case.inputs)
         outputs.poison(pattern)
         inputs.arena.sync()
-        ran = worker.run(SUBJECT, slots, pattern=pattern, deadline_s=deadline_s)
+        ran = worker.run(SUBJECT, slots, pattern=pattern)
         self.peak_bytes = max(self.peak_bytes or 0.0, ran.peak_bytes)
         for slot, case in zip(slots, cases, strict=True):
             self.check_form(ran.outputs.get(slot, []), case)
@@ -91,7 +90,7 @@ class Trial:
         return {slot: [t.clone() for t in outputs.outputs(slot)] for slot in slots}
 
     def check_form(self, records: Sequence[OutputRecord], case: Case) -> None:
-        """Raise WorkerFault("incorrect") unless number, shape, dtype, device and strides fit the reference's."""
+        """Raise WorkerFault("incorrect") unless number, shape, dtype, device and strides are right."""
         if len(records) != len(case.eager):
             raise WorkerFault(
                 "incorrect", f"returns {len(records)} tensors, the reference returns {len(case.eager)}"

@@ -12,14 +12,11 @@ import contextlib
 import ctypes
 import fcntl
 import gc
-import hashlib
 import os
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +27,7 @@ from autokernel.judge import subjects
 from autokernel.judge.arena import MappedArena
 from autokernel.judge.clock import Timer, make_timer
 from autokernel.judge.layout import CODE_OF, MAX_NDIM, TensorSpec
+from autokernel.judge.observe import classify, describe, global_state, poison_free_memory
 from autokernel.judge.protocol import (
     ChannelClosed,
     Flag,
@@ -43,18 +41,19 @@ from autokernel.judge.protocol import (
 )
 
 DEVICE_CODES = {"cpu": 0, "cuda": 1}
-COMPILE_ERRORS = frozenset({
-    "CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct", "OutOfResources",
-    "PTXASError", "MLIRCompilationError", "CompileError", "CppCompileError", "BackendCompilerFailed",
-    "InductorError", "KernelSourceError", "CalledProcessError",
-})  # fmt: skip
-"""Names (anywhere in an exception's ancestry or causes) that mean a compiler refused the source."""
 
 
-def preload() -> None:
-    """Import, in the zygote, what every worker will need."""
+def preload(device: str) -> None:
+    """Import, in the zygote, what workers will need, so that each of them starts with it.
+
+    On a GPU the compiler is left out: importing it may touch CUDA, which a fork can't inherit.
+    """
     with contextlib.suppress(ImportError):
         import triton  # noqa: F401
+    if device.startswith("cpu"):
+        with contextlib.suppress(ImportError):
+            import torch._dynamo
+            import torch._inductor.compile_fx  # noqa: F401
 
 
 def enter(command_fd: int, reply_fd: int, log_fd: int) -> tuple[int, int]:
@@ -122,7 +121,7 @@ class Worker:
         except subjects.StructureError as error:
             return Reply(ReplyStatus.STRUCTURE, str(error))
         except BaseException as error:  # noqa: BLE001 - the worker's edge: whatever it was becomes a value
-            return Reply(_classify(error, request.op), describe(error))
+            return Reply(classify(error, request.op), describe(error))
 
     def setup(self, args: dict[str, Any]) -> Reply:
         os.environ.update(args["env"])
@@ -262,70 +261,6 @@ class Worker:
 
     def _peak(self) -> int:
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
-
-
-def poison_free_memory(like: list[Tensor], pattern: int) -> None:
-    """Fill blocks of the outputs' sizes with ``pattern`` bytes and free them.
-
-    Memory that a kernel then allocates and leaves unwritten shows the pattern, not a lucky old answer.
-    """
-    blocks = []
-    for tensor in like:
-        nbytes = tensor.numel() * tensor.element_size()
-        for _ in range(3 if nbytes < (32 << 20) else 1):
-            blocks.append(torch.full((nbytes,), pattern, dtype=torch.uint8, device=tensor.device))
-    del blocks
-
-
-def global_state(device: torch.device) -> dict[str, str]:
-    """The process-wide settings that a kernel must leave alone, by name."""
-    rng = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-    return {
-        "torch.get_num_threads": str(torch.get_num_threads()),
-        "torch.is_grad_enabled": str(torch.is_grad_enabled()),
-        "torch.get_default_dtype": str(torch.get_default_dtype()),
-        "float32 matmul precision": _precision(),
-        "torch.backends.cudnn.allow_tf32": str(torch.backends.cudnn.allow_tf32),
-        "torch.backends.cudnn.benchmark": str(torch.backends.cudnn.benchmark),
-        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
-        "random state": hashlib.sha1(rng.numpy().tobytes(), usedforsecurity=False).hexdigest()[:8],
-    }
-
-
-def _precision() -> str:
-    try:
-        return f"{torch.get_float32_matmul_precision()}, tf32 {torch.backends.cuda.matmul.allow_tf32}"
-    except RuntimeError:  # old and new settings were mixed
-        return "mixed"
-
-
-def _classify(error: BaseException, op: Op) -> ReplyStatus:
-    if op == Op.LOAD:
-        return ReplyStatus.LOAD_ERROR
-    if op not in (Op.RUN, Op.PREPARE, Op.TIME, Op.COLLECT):
-        return ReplyStatus.WORKER_ERROR
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, subprocess.CalledProcessError):
-            return ReplyStatus.COMPILE_ERROR
-        if any(c.__name__ in COMPILE_ERRORS for c in type(seen).__mro__):
-            return ReplyStatus.COMPILE_ERROR
-        seen = seen.__cause__ or seen.__context__
-    return ReplyStatus.RUN_ERROR
-
-
-def describe(error: BaseException, limit: int = 6000) -> str:
-    """The exception first, then where it came from (our own frames left out), bounded in the middle."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/autokernel/judge/" not in f.filename]
-    where = "".join(traceback.format_list(frames[-6:])).rstrip()
-    message = "".join(traceback.format_exception_only(error)).strip()
-    stderr = getattr(error, "stderr", None)
-    if stderr:
-        message += "\n" + (stderr.decode("utf-8", "replace") if isinstance(stderr, bytes) else str(stderr))
-    text = f"{message}\n{where}" if where else message
-    if len(text) <= limit:
-        return text
-    return text[: limit * 2 // 3] + "\n[...]\n" + text[-limit // 3 :]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""``python -m autokernel.judge.zygote FD``: imports torch once, then forks one worker per request.
+"""``python -m autokernel.judge.zygote FD DEVICE``: imports torch once, then forks one worker per request.
 
 Requests arrive on the Unix socket FD as one JSON packet with four descriptors: commands (read), replies
 (write), log (write), exit status (write).  The answer is the child's pid.  When a child ends, its wait
@@ -33,7 +33,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_w)
     exits: dict[int, int] = {}
-    worker.preload()
+    worker.preload(sys.argv[2])
     while True:
         ready, _, _ = select.select([control, wake_r], [], [])
         if wake_r in ready:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from autokernel.judge.cases import fresh_seed
-from autokernel.judge.handle import COMPILE_S
 from autokernel.judge.trial import SUBJECT, StageResult, Trial
 
 
@@ -16,6 +15,6 @@ def run(trial: Trial) -> StageResult:
     judge.inputs.write_statics(inputs)
     judge.inputs.write(0, inputs)
     judge.inputs.arena.sync()
-    trial.worker.run(SUBJECT, [0], deadline_s=COMPILE_S)
+    trial.worker.run(SUBJECT, [0], first=True)
     judge.launcher.refill()
     return StageResult(True)

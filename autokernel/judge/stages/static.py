@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 from autokernel.judge.trial import StageResult, Trial, failed
+from autokernel.records import Status
 
 MAX_BYTES = 1 << 20
 ALLOWED_IMPORTS = frozenset({
@@ -20,7 +21,7 @@ def run(trial: Trial) -> StageResult:
     return failed(*wrong) if wrong else StageResult(True)
 
 
-def check(path: Path) -> tuple[str, str] | None:  # pyright: ignore[reportReturnType]
+def check(path: Path) -> tuple[Status, str] | None:
     """(status, reason) when the file can't be judged, else None."""
     try:
         size = path.stat().st_size

@@ -11,7 +11,7 @@ from autokernel.judge import clock
 from autokernel.judge.buffers import PATTERNS, OutputBuffers
 from autokernel.judge.cases import Case
 from autokernel.judge.clock import Arm, Sample
-from autokernel.judge.handle import COMPILE_S, Worker, WorkerFault
+from autokernel.judge.handle import Worker, WorkerFault
 from autokernel.judge.stats import paired_ratio
 from autokernel.judge.trial import SUBJECT, StageResult, Trial, failed
 
@@ -54,7 +54,7 @@ class CheckedArm(WorkerArm):
             self.buffers.poison()
             inputs.arena.sync()
             slots = range(len(batch))
-            ran = self.worker.run(SUBJECT, slots, pattern=PATTERNS[0], deadline_s=COMPILE_S)
+            ran = self.worker.run(SUBJECT, slots, pattern=PATTERNS[0], first=True)
             for slot, case in enumerate(batch):
                 self.trial.check_form(ran.outputs.get(slot, []), case)
                 self.trial.check_values(case, self.buffers.outputs(slot), " (before timing)")

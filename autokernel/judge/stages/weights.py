@@ -1,4 +1,4 @@
-"""Static inputs changed in place: a pack, or anything else remembered about the old ones, is a wrong answer."""
+"""Static inputs changed in place: whatever a kernel still remembers of the old ones is a wrong answer."""
 
 from __future__ import annotations
 

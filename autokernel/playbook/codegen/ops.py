@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .index import constant
 from .ir import FLOATS, Pool, Unsupported, Value, compute_dtype
 
 Scalar = Value | float | int | bool
@@ -69,6 +70,8 @@ def pointwise(pool: Pool, name: str, args: Sequence[Scalar], kwargs: dict[str, A
     rule, ir_name = POINTWISE[name]
     if rule == "compare":
         dtype = common_dtype(args)
+        if (folded := _compare_positions(pool, name, args)) is not None:
+            return folded
         return op(ir_name, [scalar(pool, a, dtype) for a in args], torch.bool)
     if rule == "bool":
         return op(ir_name, [scalar(pool, a, torch.bool) for a in args], torch.bool)
@@ -77,9 +80,29 @@ def pointwise(pool: Pool, name: str, args: Sequence[Scalar], kwargs: dict[str, A
     raise Unsupported(f"{name} on {out}")
 
 
+def _compare_positions(pool: Pool, name: str, args: Sequence[Scalar]) -> Value | None:
+    """Comparing two positions (a causal mask) is a range test, which may even be decided now."""
+    sides = []
+    for a in args:
+        if isinstance(a, Value) and a.op == "index" and a.expr is not None:
+            sides.append(a.expr)
+        elif isinstance(a, int) or isinstance(a, Value) and a.op == "const" and a.dtype == torch.int64:
+            sides.append(constant(a.const if isinstance(a, Value) else a))
+        else:
+            return None
+    if name == "ne" or not (sides[0].terms or sides[1].terms):
+        return None
+    gap, far = sides[0] - sides[1], 1 << 62
+    lo, hi = {"lt": (-far, 0), "le": (-far, 1), "gt": (1, far), "ge": (0, far), "eq": (0, 1)}[name]
+    return pool.in_range(gap, lo, hi)
+
+
 def _add(pool: Pool, op: Callable, args: list[Scalar], kwargs: dict[str, Any], out: torch.dtype, sign: str) -> Value:
     alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
     a, b = (scalar(pool, x, out) for x in args[:2])
+    if alpha == 1 and out == torch.int64 and a.op in ("index", "const") and b.op in ("index", "const"):
+        left, right = (v.expr if v.expr is not None else constant(v.const) for v in (a, b))
+        return pool.index(left + right if sign == "add" else left - right)  # positions stay symbolic
     if alpha != 1:
         b = pool.make("mul", [b, pool.const(alpha, out)], dtype=b.dtype)
     return op(sign, [a, b])

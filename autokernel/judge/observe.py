@@ -1,0 +1,84 @@
+"""What a worker sees of the candidate in its own process: global state, stale memory, exceptions."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import traceback
+
+import torch
+from torch import Tensor
+
+from autokernel.judge.protocol import Op, ReplyStatus
+
+COMPILE_ERRORS = frozenset({
+    "CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct", "OutOfResources",
+    "PTXASError", "MLIRCompilationError", "CompileError", "CppCompileError", "BackendCompilerFailed",
+    "InductorError", "KernelSourceError", "CalledProcessError",
+})  # fmt: skip
+"""Names (anywhere in an exception's ancestry or causes) that mean a compiler refused the source."""
+
+
+def poison_free_memory(like: list[Tensor], pattern: int) -> None:
+    """Fill blocks of the outputs' sizes with ``pattern`` bytes and free them.
+
+    Memory that a kernel then allocates and leaves unwritten shows the pattern, not a lucky old answer.
+    """
+    blocks = []
+    for tensor in like:
+        nbytes = tensor.numel() * tensor.element_size()
+        for _ in range(3 if nbytes < (32 << 20) else 1):
+            blocks.append(torch.full((nbytes,), pattern, dtype=torch.uint8, device=tensor.device))
+    del blocks
+
+
+def global_state(device: torch.device) -> dict[str, str]:
+    """The process-wide settings that a kernel must leave alone, by name."""
+    rng = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return {
+        "torch.get_num_threads": str(torch.get_num_threads()),
+        "torch.is_grad_enabled": str(torch.is_grad_enabled()),
+        "torch.get_default_dtype": str(torch.get_default_dtype()),
+        "float32 matmul precision": _precision(),
+        "torch.backends.cudnn.allow_tf32": str(torch.backends.cudnn.allow_tf32),
+        "torch.backends.cudnn.benchmark": str(torch.backends.cudnn.benchmark),
+        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "random state": hashlib.sha1(rng.numpy().tobytes(), usedforsecurity=False).hexdigest()[:8],
+    }
+
+
+def _precision() -> str:
+    try:
+        return f"{torch.get_float32_matmul_precision()}, tf32 {torch.backends.cuda.matmul.allow_tf32}"
+    except RuntimeError:  # old and new settings were mixed
+        return "mixed"
+
+
+def classify(error: BaseException, op: Op) -> ReplyStatus:
+    """Which kind of failure an exception that was raised while answering ``op`` is."""
+    if op == Op.LOAD:
+        return ReplyStatus.LOAD_ERROR
+    if op not in (Op.RUN, Op.PREPARE, Op.TIME, Op.COLLECT):
+        return ReplyStatus.WORKER_ERROR
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, subprocess.CalledProcessError):
+            return ReplyStatus.COMPILE_ERROR
+        if any(c.__name__ in COMPILE_ERRORS for c in type(seen).__mro__):
+            return ReplyStatus.COMPILE_ERROR
+        seen = seen.__cause__ or seen.__context__
+    return ReplyStatus.RUN_ERROR
+
+
+def describe(error: BaseException, limit: int = 6000) -> str:
+    """The exception first, then where it came from (our own frames left out), bounded in the middle."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/autokernel/judge/" not in f.filename]
+    where = "".join(traceback.format_list(frames[-6:])).rstrip()
+    message = "".join(traceback.format_exception_only(error)).strip()
+    stderr = getattr(error, "stderr", None)
+    if stderr:
+        message += "\n" + (stderr.decode("utf-8", "replace") if isinstance(stderr, bytes) else str(stderr))
+    text = f"{message}\n{where}" if where else message
+    if len(text) <= limit:
+        return text
+    return text[: limit * 2 // 3] + "\n[...]\n" + text[-limit // 3 :]
