@@ -110,7 +110,8 @@ class Judge:
         """A worker for one subject (see `subjects`) on judge-held inputs of this layout.
 
         Without ``outputs_layout`` the first run finds it out. ``deadline_s`` (by default the judge's) holds
-        for loading and for the first run. ``graph``: time it as a CUDA graph of calls rather than as the user would call it.
+        for loading and for the first run. ``graph``: time it as a CUDA graph of calls rather than as the
+        user would call it.
         Raises WorkerFault (``status``, ``reason``) when it does not load.
         """
 

@@ -44,7 +44,7 @@ after a region, in one arm's process, while the next arm is already being timed;
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds that a worker may take: to load or for a first call, for any later call, for our own requests."""
+    """Seconds a worker may take: to load or for a first call, for a later call, for our own requests."""
 
     compile_s: float = 300.0
     run_s: float = 120.0
@@ -174,7 +174,7 @@ class Launcher:
         *,
         threads: int,
         pool: int | None = None,
-        deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
+        deadlines: Deadlines = Deadlines(),
     ) -> None:
         self.deadlines = deadlines
         self.device, self.scratch, self.threads = device, scratch, threads

@@ -183,8 +183,12 @@ def _fused_stages(nodes, results, stages: Sequence[Stage], backend: str) -> list
     owner = {n: s for s in stages for n in s.nodes}
     free: set[fx.Node] = set()
     for node in nodes:
-        if node not in owner and is_free_view(node, lambda n: n.op == "placeholder" or n in free or n in owner or is_opaque(n)):
+        if node in owner:
+            continue
+        if is_free_view(node, lambda n: n.op == "placeholder" or n in free or n in owner or is_opaque(n)):
             free.add(node)
+        elif op_name(node) == "contiguous" and _from_attention(node.args[0], owner):
+            free.add(node)  # the kernel already wrote the layout that is asked for
     level: dict[fx.Node, int] = {}
     open_nodes = []
     for node in nodes:
@@ -209,6 +213,12 @@ def _fused_stages(nodes, results, stages: Sequence[Stage], backend: str) -> list
             continue
         found.append(Stage(group, inputs_of(group), outputs, code, entry))
     return found
+
+
+def _from_attention(node, owner: dict[fx.Node, Stage]) -> bool:
+    while isinstance(node, fx.Node) and node not in owner and op_name(node) in VIEWS:
+        node = node.args[0]
+    return node in owner and owner[node].entry.startswith("attention") and node is owner[node].outputs[0]
 
 
 def _components(nodes: Sequence[fx.Node], level: dict[fx.Node, int]) -> list[list[fx.Node]]:
@@ -240,16 +250,17 @@ def _print(gm, nodes, results, single: bool, stages: Sequence[Stage], backend: s
         taken.used.add(stage.entry)
     device = f"{names[inputs[0]]}.device"
     owner = {n: s for s in stages for n in s.nodes}
+    needed = set(nodes) if any(writes_in_place(n) for n in nodes) else _needed(results, owner)
+    stages = [s for s in stages if needed & set(s.outputs)]
     lines = [f"def kernel_fn({', '.join(names[n] for n in inputs)}):"]
     done: set[int] = set()
     pending = list(nodes)
-    needed = set(nodes) if any(writes_in_place(n) for n in nodes) else _needed(results, owner)
     while pending:
         later = []
         for node in pending:
             stage = owner.get(node)
             reads = stage.inputs if stage is not None else node.all_input_nodes
-            if stage is not None and id(stage) in done or stage is None and node not in needed:
+            if id(stage) in done or (node not in needed if stage is None else not needed & set(stage.outputs)):
                 continue
             if any(a not in names for a in reads):
                 later.append(node)

@@ -1,0 +1,136 @@
+"""Paired statistics and the stopwatch."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+
+import pytest
+import torch
+
+from autokernel.judge import clock
+from autokernel.judge.clock import Sample
+from autokernel.judge.stats import MIN_DELTA, calibrate_delta, faster, order_index, paired_ratio
+
+
+def test_order_index_is_the_binomial_bound() -> None:
+    for n in (5, 30, 100):
+        k = order_index(n, 0.05)
+        tail = sum(math.comb(n, i) for i in range(k + 1)) / 2**n
+        assert tail <= 0.05 < tail + math.comb(n, k + 1) / 2**n
+    assert order_index(4, 0.05) == -1
+
+
+def test_ratio_and_bounds() -> None:
+    rng = random.Random(1)
+    base = [rng.lognormvariate(0, 0.1) for _ in range(100)]
+    ours = [b / 1.2 * rng.lognormvariate(0, 0.02) for b in base]
+    r = paired_ratio(base, ours)
+    assert r.low <= r.lower_bound <= r.ratio <= r.high and r.pairs == 100
+    assert r.ratio == pytest.approx(1.2, rel=0.02) and faster(r, 0.005)
+
+
+def test_too_few_pairs_prove_nothing() -> None:
+    r = paired_ratio([2.0] * 4, [1.0] * 4)
+    assert (r.ratio, r.lower_bound, r.high) == (2.0, 0.0, math.inf)
+    with pytest.raises(ValueError):
+        paired_ratio([1.0], [])
+
+
+def false_accepts(trials: int, seed: int) -> float:
+    """Share of equal kernels kept, with drift and outliers that both arms share."""
+    rng, kept = random.Random(seed), 0
+    for _ in range(trials):
+        level, a, b = 0.0, [], []
+        for _ in range(30):
+            level += rng.gauss(0, 0.02)
+            for side in (a, b):
+                spike = 0.5 if rng.random() < 0.05 else 0.0
+                side.append(math.exp(level + rng.gauss(0, 0.004) + spike))
+        kept += faster(paired_ratio(a, b), MIN_DELTA)
+    return kept / trials
+
+
+def test_equal_kernels_are_not_kept() -> None:
+    assert false_accepts(2000, 0) <= 0.01
+
+
+def test_delta_grows_with_what_equal_arms_differ_by() -> None:
+    rng = random.Random(0)
+    quiet = [math.exp(rng.gauss(0, 0.001)) for _ in range(30)]
+    ones = [1.0] * 30
+    assert calibrate_delta(ones, quiet) == MIN_DELTA
+    assert calibrate_delta(ones, [x * 1.03 for x in quiet]) == pytest.approx(0.03, abs=0.005)
+
+
+def test_host_timer_is_right_and_keeps_each_buffers_last_result() -> None:
+    calls = []
+
+    def work(i):
+        calls.append(i)
+        time.sleep(0.001)
+        return i * 10
+
+    targets = [(work, (i,)) for i in range(3)]
+    timer = clock.make_timer(targets, torch.device("cpu"), min_sample_s=0.004)
+    calls.clear()
+    seconds = timer.sample(1)
+    assert timer.calls in (3, 4) and calls == [(1 + i) % 3 for i in range(timer.calls)]
+    assert seconds >= 0.001 * timer.calls
+    assert timer.estimate_s == pytest.approx(0.001, rel=1.0)
+    assert timer.outputs == {0: 0, 1: 10, 2: 20}
+
+
+def test_short_calls_are_repeated_well_above_the_clocks_resolution() -> None:
+    timer = clock.make_timer([(lambda x: x, (1,))], torch.device("cpu"))
+    assert timer.calls > 1000
+    assert timer.sample(0) > 1e-4
+
+
+class FakeArm:
+    def __init__(self, name: str, log: list) -> None:
+        self.name, self.log = name, log
+
+    def sample(self, start: int) -> Sample:
+        self.log.append((self.name, start))
+        return Sample(1e-3, 2e-3, 10)
+
+
+def test_interleave_pairs_every_round_in_random_order() -> None:
+    log: list = []
+    arms, checked, dealt = [FakeArm(n, log) for n in "abc"], [], []
+    rounds = clock.interleave(
+        arms, 20, buffers=4,
+        after=lambda arm, start: checked.append((arm.name, start)),
+        between=lambda: dealt.append(len(log)),
+        pause_s=0, rng=random.Random(0),
+    )  # fmt: skip
+    assert all(len(rounds.samples[n]) == 20 for n in "abc")
+    assert len(dealt) == 4 and len(checked) == 60
+    per_round = [checked[i : i + 3] for i in range(0, 60, 3)]
+    assert all({n for n, _ in r} == set("abc") and len({s for _, s in r}) == 1 for r in per_round)
+    assert len({tuple(n for n, _ in r) for r in per_round}) > 3
+    assert rounds.median_us("a") == pytest.approx(100)
+
+
+def samples(rng: random.Random, claimed: float, seen: float, n: int = 30) -> list[Sample]:
+    return [Sample(claimed, seen + abs(rng.gauss(5e-5, 2e-5)), 1) for _ in range(n)]
+
+
+def test_the_gate_believes_honest_claims_and_not_others() -> None:
+    rng = random.Random(0)
+    trusted = samples(rng, 2e-3, 2e-3)
+    assert clock.gate_fault(samples(rng, 1.5e-3, 1.5e-3), trusted) == ""
+    assert "judge's own clock" in clock.gate_fault(samples(rng, 1e-3, 2e-3), trusted)
+    assert "at all" in clock.gate_fault([Sample(0.0, 1e-3, 1)] * 30, trusted)
+    assert "more time" in clock.gate_fault([Sample(5e-3, 1e-3, 1)] * 30, trusted)
+
+
+def test_the_gate_forgives_late_wake_ups_on_a_busy_machine() -> None:
+    rng = random.Random(0)
+
+    def noisy() -> list[Sample]:
+        return [Sample(2e-3, 2e-3 + (4e-3 if rng.random() < 0.4 else 5e-5), 1) for _ in range(30)]
+
+    assert sum(bool(clock.gate_fault(noisy(), noisy())) for _ in range(300)) <= 3
