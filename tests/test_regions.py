@@ -213,3 +213,16 @@ def test_symbolic_shapes_have_no_regions() -> None:
     with torch.no_grad():
         model(torch.randn(3, 4))
     assert graphs[0].dynamic and partition(graphs[0]).regions == []
+
+
+def test_a_negative_literal_keeps_its_parentheses() -> None:
+    from autokernel.regions.code import expression, variable_names
+
+    class Power(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (-2) ** x
+
+    graph = graph_of(Power(), torch.tensor([2.0, 3.0]))
+    node = next(n for n in graph.nodes if n.op == "call_function")
+    text = expression(node, variable_names(graph.nodes))
+    assert "(-2) **" in text or "pow(-2" in text

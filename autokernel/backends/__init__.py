@@ -16,7 +16,16 @@ from typing import Any, Literal
 
 from .source import KernelInfo, KernelSourceError, parse, read_source
 
-__all__ = ["BACKENDS", "KernelInfo", "KernelSourceError", "LoadedKernel", "backend", "load_kernel", "read_kernel", "read_source"]
+__all__ = [
+    "BACKENDS",
+    "KernelInfo",
+    "KernelSourceError",
+    "LoadedKernel",
+    "backend",
+    "load_kernel",
+    "read_kernel",
+    "read_source",
+]
 
 BACKENDS: dict[str, str] = {
     "torch": "torch_backend",

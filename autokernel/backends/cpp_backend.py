@@ -150,7 +150,13 @@ def build(source: str, flags: Sequence[str] = ()) -> Path:
 def _run(command: list[str], cwd: str) -> None:
     try:
         result = subprocess.run(
-            command, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=COMPILE_TIMEOUT_S, check=False
+            command,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMPILE_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise CompileError(f"the C++ compiler took longer than {COMPILE_TIMEOUT_S} s") from error

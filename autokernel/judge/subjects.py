@@ -2,7 +2,8 @@
 
 ``{"kind": "reference", "path"}``            Model of a reference.py, eager
 ``{"kind": "reference-compiled", "path"}``   torch.compile of it
-``{"kind": "kernel", "path", "activations"}``  a kernel.py; the first so many inputs are activations
+``{"kind": "kernel", "path", "activations"}``  a kernel.py; the first so many inputs are activations;
+                                              with ``compiler``, a rewrite may be compiled
 ``{"kind": "factory", "module", "function", "args"}``  module.function(args) -> a callable on the inputs
 
 Only kernels are untrusted.  Factories are chosen by our own code.
@@ -67,8 +68,12 @@ class KernelSubject(Subject):
 
     strict = True
 
-    def __init__(self, loaded: Any, activations: int) -> None:
-        super().__init__(loaded.fn)
+    def __init__(self, loaded: Any, activations: int, *, compiler: bool = False) -> None:
+        fn = loaded.fn
+        if compiler and loaded.backend == "torch" and getattr(loaded.module, "COMPILE", False):
+            # A rewrite that leaves pointwise work to Inductor is measured as it will run in the model.
+            fn = torch.compile(fn, dynamic=False)
+        super().__init__(fn)
         self.prepack, self.activations = loaded.prepack, activations
         self.packs: dict[tuple[int, ...], tuple[Any, ...]] = {}
 
@@ -96,7 +101,8 @@ def load_subject(spec: Spec, device: torch.device) -> Subject:
     if kind == "kernel":
         from autokernel.backends import load_kernel
 
-        return KernelSubject(load_kernel(Path(spec["path"])), spec["activations"])
+        loaded = load_kernel(Path(spec["path"]))
+        return KernelSubject(loaded, spec["activations"], compiler=spec.get("compiler", False))
     if kind == "factory":
         make = getattr(importlib.import_module(spec["module"]), spec["function"])
         return Subject(make(spec.get("args", {})))

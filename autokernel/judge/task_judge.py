@@ -191,7 +191,12 @@ class TaskJudge:
         """A fresh untrusted worker with the kernel loaded and the buffers mapped. Raises WorkerFault."""
         worker = Worker(self.launcher, trusted=False, allow_tf32=self.task.allow_tf32)
         try:
-            spec = {"kind": "kernel", "path": str(path.resolve()), "activations": len(self.task.activations)}
+            spec = {
+                "kind": "kernel",
+                "path": str(path.resolve()),
+                "activations": len(self.task.activations),
+                "compiler": "compile" in self.baselines,
+            }
             worker.load(SUBJECT, spec)
             outputs.attach(worker, self.inputs)
         except WorkerFault:

@@ -17,12 +17,14 @@ def kernel_file(
     header: Sequence[str] = (),
     prepack: Sequence[str] | None = None,
     packed: Sequence[str] | None = None,
+    compiled: bool = False,
 ) -> str:
     """A whole kernel.py.
 
     ``body`` are the statements of ``kernel_fn``; it returns ``returns``, or the region's own outputs by
     name.  With ``prepack`` (statements, the last one a return), ``kernel_fn`` takes the activations and
-    then the names in ``packed``.
+    then the names in ``packed``.  ``compiled`` marks a rewrite that leaves work for the compiler: it is
+    timed under torch.compile, as it will run in the model.
     """
     activations = [ctx.names[n] for n in ctx.activations]
     statics = [ctx.names[n] for n in ctx.statics]
@@ -38,7 +40,7 @@ def kernel_file(
         "import torch",
         "import torch.nn.functional as F",
     ]
-    lines += [*header, "", f'BACKEND = "{backend}"', "", ""]
+    lines += [*header, "", f'BACKEND = "{backend}"', *(["COMPILE = True"] if compiled else []), "", ""]
     if prepack is not None:
         lines += [f"def prepack({', '.join(statics)}):", *_indent(prepack), "", ""]
     lines += [f"def kernel_fn({', '.join(parameters)}):", *_indent([*body, f"return {result}"])]

@@ -55,7 +55,7 @@ def expression(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
         raise UnprintableNode(f"{node.op} {node.target}")
     target = node.target
     if target in _INFIX and len(node.args) == 2 and not node.kwargs:
-        left, right = (_value(a, names) for a in node.args)
+        left, right = (_operand(a, names) for a in node.args)
         return f"{left} {_INFIX[target]} {right}"
     if target in _PREFIX and len(node.args) == 1:
         return f"{_PREFIX[target]}{_value(node.args[0], names)}"
@@ -118,6 +118,12 @@ def _value(value: Any, names: Mapping[fx.Node, str]) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_value(v, names) for v in value) + "]"
     raise UnprintableNode(f"a literal of type {type(value).__name__}")
+
+
+def _operand(value: Any, names: Mapping[fx.Node, str]) -> str:
+    """A value beside an operator: a negative literal needs parentheses (``(-2) ** x``)."""
+    text = _value(value, names)
+    return f"({text})" if isinstance(value, int | float) and text.startswith("-") else text
 
 
 def _index(index: Any, names: Mapping[fx.Node, str]) -> str:

@@ -56,11 +56,19 @@ class Match:
 
 
 def _is_matmul(node: Any) -> bool:
-    return isinstance(node, fx.Node) and node.op.startswith("call") and op_name(node) in ("matmul", "bmm") and len(node.args) == 2
+    return (
+        isinstance(node, fx.Node)
+        and node.op.startswith("call")
+        and op_name(node) in ("matmul", "bmm")
+        and len(node.args) == 2
+    )
 
 
-def match(node: fx.Node, keep: Sequence[fx.Node]) -> Match | None:
-    """The attention that ``node`` is the last op of, or None."""
+def match(node: fx.Node, keep: Sequence[fx.Node], absorb: bool = False) -> Match | None:
+    """The attention that ``node`` is the last op of, or None.
+
+    With ``absorb``, what only serves to prepare a mask is computed inside the kernel as well.
+    """
     if not node.op.startswith("call") or not isinstance(example(node), torch.Tensor):
         return None
     if op_name(node) == "scaled_dot_product_attention":
@@ -98,6 +106,16 @@ def match(node: fx.Node, keep: Sequence[fx.Node]) -> Match | None:
         stack += current.all_input_nodes
     if product is None:
         return None
+    while absorb:
+        more = [n for n in inputs_of(list(modifier)) if n.op.startswith("call") and n is not product]
+        more = [
+            n
+            for n in more
+            if all(u in modifier for u in n.users) and n not in keep and op_name(n) != "linear"
+        ]
+        if not more:
+            break
+        modifier |= set(more)
     order = {n: i for i, n in enumerate(node.graph.nodes)}
     middle = sorted(modifier, key=order.__getitem__)
     nodes = sorted({product, *middle, *after}, key=order.__getitem__)
@@ -107,7 +125,10 @@ def match(node: fx.Node, keep: Sequence[fx.Node]) -> Match | None:
     q, k = product.args
     if not isinstance(q, fx.Node) or not isinstance(k, fx.Node) or example(q).dim() not in (3, 4):
         return None
-    if any(example(n).dim() != example(q).dim() for n in (k, v)) or len({example(n).dtype for n in (q, k, v)}) > 1:
+    if (
+        any(example(n).dim() != example(q).dim() for n in (k, v))
+        or len({example(n).dtype for n in (q, k, v)}) > 1
+    ):
         return None
     return Match(nodes, product, middle, scores, q, k, True, v, node, shape=tuple(example(product).shape))
 
@@ -142,7 +163,7 @@ def _match_sdpa(node: fx.Node) -> Match | None:
         return None
     assert isinstance(q, fx.Node) and isinstance(k, fx.Node) and isinstance(v, fx.Node)
     mask = _argument(node, 3, "attn_mask", None)
-    if _argument(node, 4, "dropout_p", 0.0) or mask is not None and not isinstance(mask, fx.Node):
+    if _argument(node, 4, "dropout_p", 0.0) or (mask is not None and not isinstance(mask, fx.Node)):
         return None
     scale = _argument(node, 6, "scale", None)
     width = example(q).shape[-1]
@@ -210,12 +231,15 @@ def _known_mask(m: Match, constants: dict[str, torch.Tensor]) -> tuple[str, floa
     rows, columns = m.shape[-2:]
     gm = cut([n for n in needed if n.op != "placeholder"], [m.scores], [m.product, *inputs])
     for node in gm.graph.nodes:  # masks made on the spot are made on the CPU here
-        node.kwargs = {k: (torch.device("cpu") if k == "device" and v is not None else v) for k, v in node.kwargs.items()}
+        node.kwargs = {
+            k: (torch.device("cpu") if k == "device" and v is not None else v) for k, v in node.kwargs.items()
+        }
     gm.recompile()
     fixed = [constants[n.name].detach().cpu() for n in inputs]
     try:
         zero, one, three = (
-            gm(torch.full(m.shape, x, dtype=example(m.product).dtype), *fixed)[0].double() for x in (0.0, 1.0, 3.0)
+            gm(torch.full(m.shape, x, dtype=example(m.product).dtype), *fixed)[0].double()
+            for x in (0.0, 1.0, 3.0)
         )
     except (RuntimeError, TypeError, ValueError):
         return None
@@ -228,7 +252,9 @@ def _known_mask(m: Match, constants: dict[str, torch.Tensor]) -> tuple[str, floa
     scale = _exact_scale(m, float(slopes[0]))
     if bool(open_.all()):
         return "none", scale
-    if rows == columns and torch.equal(open_, torch.ones(rows, columns, dtype=torch.bool).tril().expand_as(open_)):
+    if rows == columns and torch.equal(
+        open_, torch.ones(rows, columns, dtype=torch.bool).tril().expand_as(open_)
+    ):
         return "causal", scale
     return None
 
@@ -236,7 +262,9 @@ def _known_mask(m: Match, constants: dict[str, torch.Tensor]) -> tuple[str, floa
 def _exact_scale(m: Match, measured: float) -> float:
     """The Python number in the graph that the measured (rounded) scale came from, if there is one."""
     numbers = [a for n in m.modifier for a in n.args if isinstance(a, float) and a]
-    return next((s for a in numbers for s in (a, 1 / a) if abs(s - measured) <= 1e-2 * abs(measured)), measured)
+    return next(
+        (s for a in numbers for s in (a, 1 / a) if abs(s - measured) <= 1e-2 * abs(measured)), measured
+    )
 
 
 def fragment(
@@ -277,11 +305,18 @@ def fragment(
     fake = Plan([Port(n.name, (), (), torch.float32) for n in inputs], [], True, [])
     names = dict(zip(inputs, emit.short_names(fake), strict=True))
     exact = dtype == torch.float32
-    text, helpers = _kernel(m, suffix, operands, modifier, names, (b, h, i, j, d), scale, causal, dtype, exact, allow_tf32)
+    text, helpers = _kernel(
+        m, suffix, operands, modifier, names, (b, h, i, j, d), scale, causal, dtype, exact, allow_tf32
+    )
     out = emit.Fragment(code=[text])
     out.helpers = {name: HELPERS[name] for name in HELPERS if name in helpers}
     big = max(width, out_width) > 128 or exact
-    tile = {"BLOCK_M": 64 if big or rows < 128 else 128, "BLOCK_N": 32 if exact else 64, "num_warps": 4 if big or rows < 128 else 8, "num_stages": 2 if exact else 3}
+    tile = {
+        "BLOCK_M": 64 if big or rows < 128 else 128,
+        "BLOCK_N": 32 if exact else 64,
+        "num_warps": 4 if big or rows < 128 else 8,
+        "num_stages": 2 if exact else 3,
+    }
     out.constants = [(f"{name}{suffix}", value) for name, value in tile.items()]
     space = {"BLOCK_M": [32, 64, 128], "BLOCK_N": [32, 64, 128], "num_warps": [4, 8], "num_stages": [2, 3, 4]}
     out.space = {f"{name}{suffix}": values for name, values in space.items()}
@@ -331,25 +366,33 @@ def _sdpa_mask(m: Match, lead, i: Atom, j: Atom) -> tuple[Plan, Part, list[fx.No
     return _evaluate(gm, [m.output, m.mask], [*lead, ix.of(i), ix.of(j)])
 
 
-def _evaluate(gm: fx.GraphModule, inputs: list[fx.Node], index: Sequence[Expr]) -> tuple[Plan, Part, list[fx.Node]]:
+def _evaluate(
+    gm: fx.GraphModule, inputs: list[fx.Node], index: Sequence[Expr]
+) -> tuple[Plan, Part, list[fx.Node]]:
     aten = lower(gm)
     pool = Pool()
-    value = pool.cast(Builder(aten, pool, [], accumulators=[0]).value(output_nodes(aten)[0][0], tuple(index)), torch.float32)
+    value = pool.cast(
+        Builder(aten, pool, [], accumulators=[0]).value(output_nodes(aten)[0][0], tuple(index)), torch.float32
+    )
     shape = tuple(output_nodes(aten)[0][0].meta["val"].shape)
     whole = ix.flatten(index, shape)
     for v in walk([value]):
-        if v.op == "reduce" or v.op == "acc" and v.expr != whole:
+        if v.op == "reduce" or (v.op == "acc" and v.expr != whole):
             raise Unsupported("scores that are mixed before the softmax")
     ports = []
     for n in [x for x in gm.graph.nodes if x.op == "placeholder"]:
         e = example(n)
         ports.append(Port(n.name, tuple(e.shape), layout(e.shape, e.stride()), e.dtype))
     atoms = sorted({a for e in index for a in e.atoms()}, key=lambda a: a.inner)
-    part = Part([a for a in atoms if not a.inner], [a for a in atoms if a.inner], [Store(0, whole, value)], False)
+    part = Part(
+        [a for a in atoms if not a.inner], [a for a in atoms if a.inner], [Store(0, whole, value)], False
+    )
     return Plan(ports, [], True, [part], (0,)), part, inputs
 
 
-def _kernel(m, suffix, operands, modifier, names, atoms, scale, causal, dtype, exact, allow_tf32) -> tuple[str, set[str]]:
+def _kernel(
+    m, suffix, operands, modifier, names, atoms, scale, causal, dtype, exact, allow_tf32
+) -> tuple[str, set[str]]:
     b, h, i, j, d = atoms
     rows, columns = m.shape[-2:]
     width, out_width = example(m.q).shape[-1], example(m.v).shape[-1]
@@ -366,7 +409,11 @@ def _kernel(m, suffix, operands, modifier, names, atoms, scale, causal, dtype, e
     q_at = where(operands["q"], {i: "q_row[:, None]", d: "lane[None, :]"})
     k_at = where(operands["k"], {j: "k_row[None, :]", d: "lane[:, None]"})
     v_at = where(operands["v"], {j: "k_row[:, None]", d: "v_lane[None, :]"})
-    lane_ok = {"q": f" & (lane[None, :] < {width})", "k": f" & (lane[:, None] < {width})", "v": f" & (v_lane[None, :] < {out_width})"}
+    lane_ok = {
+        "q": f" & (lane[None, :] < {width})",
+        "k": f" & (lane[:, None] < {width})",
+        "v": f" & (v_lane[None, :] < {out_width})",
+    }
     if block_d == width:
         lane_ok["q"] = lane_ok["k"] = ""
     if block_v == out_width:
@@ -378,7 +425,22 @@ def _kernel(m, suffix, operands, modifier, names, atoms, scale, causal, dtype, e
         pointers = {p: f"{names[n]}_ptr" for p, n in enumerate(nodes) if n in names}
         used = {v.port for v in part.values() if v.op == "load"}
         args += [pointers[p] for p in sorted(used) if pointers[p] not in args]
-        reserved = ["scores", "acc", "q", "k", "v", "batch", "head", "lane", "q_row", "k_row", "p", "top", "total", "new_top"]
+        reserved = [
+            "scores",
+            "acc",
+            "q",
+            "k",
+            "v",
+            "batch",
+            "head",
+            "lane",
+            "q_row",
+            "k_row",
+            "p",
+            "top",
+            "total",
+            "new_top",
+        ]
         printer = Printer(built, part, pointers, exact_math(built) or exact, reserved)
         printer.atoms = dict(text_of)
         for value in part.values():
@@ -464,18 +526,20 @@ def _entry(m: Match, entry, suffix, inputs, names, sizes) -> list[str]:
     for node in inputs:
         e = example(node)
         stride = layout(e.shape, e.stride())
-        lines.append(f"{INDENT}{names[node]} = _as_expected({names[node]}, {tuple(e.shape)}, {stride}, {e.dtype})")
+        lines.append(
+            f"{INDENT}{names[node]} = _as_expected({names[node]}, {tuple(e.shape)}, {stride}, {e.dtype})"
+        )
         args.append(names[node])
     device, dtype = f"{names[inputs[0]]}.device", example(m.output).dtype
     if _keep_layout(m):
         shape = tuple(example(m.output).shape)
         lines.append(f"{INDENT}out = torch.empty({shape}, dtype={dtype}, device={device})")
     else:
-        lines.append(f"{INDENT}out = torch.empty(({batch}, {rows}, {heads}, {width}), dtype={dtype}, device={device})")
+        lines.append(
+            f"{INDENT}out = torch.empty(({batch}, {rows}, {heads}, {width}), dtype={dtype}, device={device})"
+        )
     lines.append(f"{INDENT}grid = (triton.cdiv({rows}, BLOCK_M{suffix}), {batch * heads})")
     tiling = ", ".join(f"{n}={n}{suffix}" for n in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"))
     lines.append(f"{INDENT}attention_kernel{suffix}[grid]({', '.join([*args, 'out'])}, {tiling})")
     lines.append(f"{INDENT}return out{'' if _keep_layout(m) else '.transpose(1, 2)'}")
     return lines
-
-

@@ -80,7 +80,9 @@ def reduction_extents(roots: Sequence[fx.Node]) -> dict[fx.Node, int]:
 class Builder:
     """Evaluates nodes inside a loop nest whose inner loop runs over ``inner`` (for reductions)."""
 
-    def __init__(self, gm: fx.GraphModule, pool: Pool, inner: Sequence[Atom], accumulators: Sequence[int] = ()) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, pool: Pool, inner: Sequence[Atom], accumulators: Sequence[int] = ()
+    ) -> None:
         self.pool = pool
         self.inner = tuple(inner)
         self.extent = prod(a.extent for a in inner)
@@ -154,7 +156,9 @@ class Builder:
         guard = [self.guard] if self.guard is not None else []
 
         def load(address: Expr, suffix: str = "") -> Value:
-            return self.pool.make("load", guard, dtype=dtype, expr=address, port=port, name=node.name + suffix)
+            return self.pool.make(
+                "load", guard, dtype=dtype, expr=address, port=port, name=node.name + suffix
+            )
 
         if fake.dtype.is_complex:
             return load(expr * 2, "_re"), load(expr * 2 + 1, "_im")
@@ -213,7 +217,9 @@ class Builder:
             if count != self.extent:
                 raise Unsupported(f"reductions over different extents ({count} and {self.extent})")
             depends = set(self.inner)
-            if any(e.atoms() & depends for e in outer) or (self.guard is not None and self.guard.atoms() & depends):
+            if any(e.atoms() & depends for e in outer) or (
+                self.guard is not None and self.guard.atoms() & depends
+            ):
                 raise InnerDependent(f"{name} inside another reduction")
             position = ix.flatten([ix.of(a) for a in self.inner], [a.extent for a in self.inner])
             for d, e in zip(dims, ix.unflatten(position, [shape[d] for d in dims]), strict=True):
@@ -289,7 +295,9 @@ class Builder:
         source, _, dims = node.args
         assert isinstance(source, fx.Node) and isinstance(dims, list | tuple)
         own = shape_of(source)
-        return self.any(source, tuple(ix.ZERO if s == 1 else index[d] for s, d in zip(own, dims, strict=True)))
+        return self.any(
+            source, tuple(ix.ZERO if s == 1 else index[d] for s, d in zip(own, dims, strict=True))
+        )
 
     def _view_unsqueeze(self, node: fx.Node, index: Index) -> Any:
         d = int(node.args[1]) % len(index)  # type: ignore[arg-type]
@@ -301,7 +309,9 @@ class Builder:
         dims: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
         gone = {d % len(shape) for d in ([dims] if isinstance(dims, int) else dims)}
         rest = iter(index)
-        return self.any(source, tuple(ix.ZERO if d in gone and s == 1 else next(rest) for d, s in enumerate(shape)))
+        return self.any(
+            source, tuple(ix.ZERO if d in gone and s == 1 else next(rest) for d, s in enumerate(shape))
+        )
 
     def _view_slice(self, node: fx.Node, index: Index) -> Any:
         d, start, _, step = self._slice(node, 1)
@@ -336,7 +346,14 @@ class Builder:
         source, which = node.args
         assert isinstance(source, fx.Node) and isinstance(which, int)
         name, parts = base_name(source), source.meta["val"]
-        if name in ("split", "split_with_sizes", "unsafe_split", "chunk", "split_with_sizes_copy", "tensor_split"):
+        if name in (
+            "split",
+            "split_with_sizes",
+            "unsafe_split",
+            "chunk",
+            "split_with_sizes_copy",
+            "tensor_split",
+        ):
             d = source.args[2] if len(source.args) > 2 else source.kwargs.get("dim", 0)
             d = int(d) % len(index)  # type: ignore[arg-type]
             start = sum(p.shape[d] for p in parts[:which])

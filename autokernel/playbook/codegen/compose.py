@@ -68,7 +68,13 @@ def _depends(nodes: Sequence[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
     return below
 
 
-def compose(gm: fx.GraphModule, backend: str, *, allow_tf32: bool = False, constants: dict[str, torch.Tensor] | None = None) -> str:
+def compose(
+    gm: fx.GraphModule,
+    backend: str,
+    *,
+    allow_tf32: bool = False,
+    constants: dict[str, torch.Tensor] | None = None,
+) -> str:
     """The kernel file of a graph for ``backend`` (triton, cpp or torch).
 
     Raises `Unsupported` if nothing could be generated for ``triton`` and ``cpp``, or if the graph can't be
@@ -100,15 +106,19 @@ def _attention_stages(nodes, results, constants, allow_tf32) -> list[Stage]:
     stages: list[Stage] = []
     for node in nodes:
         taken = {n for s in stages for n in s.nodes}
-        try:
-            match = attention.match(node, results)
+        for absorb in (True, False):
+            match = attention.match(node, results, absorb)
             if match is None or taken & set(match.nodes):
-                continue
+                break
             entry = f"attention_{len(stages)}"
-            code, inputs = attention.fragment(match, entry, f"_{entry}" if stages else "", constants, allow_tf32)
-        except Unsupported:
-            continue
-        stages.append(Stage(match.nodes, inputs, [match.output], code, entry))
+            try:
+                code, inputs = attention.fragment(
+                    match, entry, f"_{entry}" if stages else "", constants, allow_tf32
+                )
+            except Unsupported:
+                continue
+            stages.append(Stage(match.nodes, inputs, [match.output], code, entry))
+            break
     return stages
 
 
@@ -123,7 +133,9 @@ def _linear_stages(nodes, results, stages: Sequence[Stage], allow_tf32) -> list[
     for k, first in enumerate(linears):
         if first.node in used:
             continue
-        mates = [o for o in linears[k + 1 :] if o.x is first.x and o.sizes == first.sizes and o.node not in used]
+        mates = [
+            o for o in linears[k + 1 :] if o.x is first.x and o.sizes == first.sizes and o.node not in used
+        ]
         group = None
         for pack in ([first, *mates[:1]] if mates else None, [first]):
             if pack is None:
@@ -195,13 +207,17 @@ def _fused_stages(nodes, results, stages: Sequence[Stage], backend: str) -> list
         walls = [level.get(a, 0) + (1 if a in owner or is_opaque(a) else 0) for a in node.all_input_nodes]
         level[node] = max(walls, default=0)
         if node in owner:
-            level[node] = max([level[node], *(level.get(a, 0) for n in owner[node].nodes for a in inputs_of([n]))])
+            level[node] = max(
+                [level[node], *(level.get(a, 0) for n in owner[node].nodes for a in inputs_of([n]))]
+            )
         elif node not in free and not is_opaque(node):
             open_nodes.append(node)
     found: list[Stage] = []
     for group in _components(open_nodes, level):
         outputs = outputs_of(group, results)
-        if all(op_name(n) in VIEWS for n in group) or any(not isinstance(example(n), torch.Tensor) for n in outputs):
+        if all(op_name(n) in VIEWS for n in group) or any(
+            not isinstance(example(n), torch.Tensor) for n in outputs
+        ):
             continue
         sub = cut(group, outputs)
         entry = f"fused_{len(found)}"
@@ -260,7 +276,9 @@ def _print(gm, nodes, results, single: bool, stages: Sequence[Stage], backend: s
         for node in pending:
             stage = owner.get(node)
             reads = stage.inputs if stage is not None else node.all_input_nodes
-            if id(stage) in done or (node not in needed if stage is None else not needed & set(stage.outputs)):
+            if id(stage) in done or (
+                node not in needed if stage is None else not needed & set(stage.outputs)
+            ):
                 continue
             if any(a not in names for a in reads):
                 later.append(node)
@@ -273,7 +291,9 @@ def _print(gm, nodes, results, single: bool, stages: Sequence[Stage], backend: s
             done.add(id(stage))
             for out in stage.outputs:
                 names[out] = taken.fresh(out.name)
-            left = ", ".join(names[o] for o in stage.outputs) + ("," if stage.code and _returns_tuple(stage) else "")
+            left = ", ".join(names[o] for o in stage.outputs) + (
+                "," if stage.code and _returns_tuple(stage) else ""
+            )
             lines.append(f"{INDENT}{left} = {stage.entry}({', '.join(names[a] for a in stage.inputs)})")
         if len(later) == len(pending):
             raise Unsupported("stages that wait for each other")
@@ -286,7 +306,13 @@ def _print(gm, nodes, results, single: bool, stages: Sequence[Stage], backend: s
     detail = f"Generated from the graph: {ops}."
     if stages and rest:
         detail += f" {rest} of its ops stay PyTorch calls."
-    return emit.file_text(f"A region of the model as {kinds[backend]}.", detail, backend, [s.code for s in stages if s.code], lines)
+    return emit.file_text(
+        f"A region of the model as {kinds[backend]}.",
+        detail,
+        backend,
+        [s.code for s in stages if s.code],
+        lines,
+    )
 
 
 def _returns_tuple(stage: Stage) -> bool:

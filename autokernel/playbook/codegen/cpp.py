@@ -16,14 +16,31 @@ from .ir import FLOATS, Unsupported, Value
 from .schedule import Part, Plan, Store, plan
 
 INDENT = "    "
-COLUMN_CHUNK = 4096  # columns that one task of a pointwise loop takes; also the length of a float32 partial sum
+COLUMN_CHUNK = (
+    4096  # columns that one task of a pointwise loop takes; also the length of a float32 partial sum
+)
 PARALLEL_FROM = 16384  # elements below which starting threads costs more than it gives
 _CTYPES = {
     torch.float32: "float", torch.float64: "double", torch.float16: "half_t", torch.bfloat16: "bfloat_t",
     torch.int64: "int64_t", torch.int32: "int32_t", torch.int16: "int16_t", torch.int8: "int8_t",
     torch.uint8: "uint8_t", torch.bool: "uint8_t",
 }  # fmt: skip
-_EXPENSIVE = {"exp", "exp2", "tanh", "erf", "log", "log2", "log1p", "expm1", "sigmoid", "sin", "cos", "sqrt", "rsqrt", "div"}
+_EXPENSIVE = {
+    "exp",
+    "exp2",
+    "tanh",
+    "erf",
+    "log",
+    "log2",
+    "log1p",
+    "expm1",
+    "sigmoid",
+    "sin",
+    "cos",
+    "sqrt",
+    "rsqrt",
+    "div",
+}
 _PATTERNS = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
     "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}",
@@ -85,7 +102,9 @@ class Printer:
             return []
         label = value.name
         if value.op == "load":
-            label = self.inputs[value.port] + (value.name[-3:] if value.name.endswith(("_re", "_im")) else "_v")
+            label = self.inputs[value.port] + (
+                value.name[-3:] if value.name.endswith(("_re", "_im")) else "_v"
+            )
         text = self.expression(value)
         name = self.taken.fresh(label or value.op)
         self.names[value] = name
@@ -121,7 +140,11 @@ class Printer:
         if value.op not in _PATTERNS:
             raise Unsupported(f"the op {value.op} in C++")
         pattern = _PATTERNS[value.op]
-        self.functions |= {n for n in ("fast_exp", "fast_tanh", "fast_erf", "fast_log", "fast_log1p", "fast_expm1") if n + "(" in pattern}
+        self.functions |= {
+            n
+            for n in ("fast_exp", "fast_tanh", "fast_erf", "fast_log", "fast_log1p", "fast_expm1")
+            if n + "(" in pattern
+        }
         self.functions |= {"larger"} if "larger" in pattern or "smaller" in pattern else set()
         return pattern.format(*(self.ref(a) for a in value.args), T=kind)
 
@@ -157,8 +180,12 @@ def _part_lines(built: Plan, part: Part, printer: Printer) -> list[str]:
         outer, middle = outer[:-1], outer[-1]  # short rows: walk the last loop by steps, not by division
     if chunks > 1:
         lines.append(f"{INDENT}for (int64_t task = 0; task < {part.rows * chunks}; ++task) {{")
-        lines.append(f"{INDENT * 2}const int64_t row = task / {chunks}, begin = task % {chunks} * {COLUMN_CHUNK};")
-        lines.append(f"{INDENT * 2}const int64_t end = begin + {COLUMN_CHUNK} < {part.columns} ? begin + {COLUMN_CHUNK} : {part.columns};")
+        lines.append(
+            f"{INDENT * 2}const int64_t row = task / {chunks}, begin = task % {chunks} * {COLUMN_CHUNK};"
+        )
+        lines.append(
+            f"{INDENT * 2}const int64_t end = begin + {COLUMN_CHUNK} < {part.columns} ? begin + {COLUMN_CHUNK} : {part.columns};"
+        )
         bounds = ("begin", "end")
     else:
         lines.append(f"{INDENT}for (int64_t row = 0; row < {prod(a.extent for a in outer)}; ++row) {{")
@@ -178,7 +205,11 @@ def _part_lines(built: Plan, part: Part, printer: Printer) -> list[str]:
         inside += _sweep(part, printer, sweep, buffered, bounds)
     if middle is not None:
         name = printer.atoms[middle]
-        inside = [f"for (int64_t {name} = 0; {name} < {middle.extent}; ++{name}) {{", *(INDENT + x for x in inside), "}"]
+        inside = [
+            f"for (int64_t {name} = 0; {name} < {middle.extent}; ++{name}) {{",
+            *(INDENT + x for x in inside),
+            "}",
+        ]
     body += inside
     lines += [INDENT * 2 + line for line in body]
     lines += [f"{INDENT}}}", "}"]
@@ -199,7 +230,9 @@ def _buffered(part: Part, sweeps: Sequence[emit.Pass]) -> dict[Value, str]:
     return result
 
 
-def _sweep(part: Part, printer: Printer, sweep: emit.Pass, buffered: dict[Value, str], bounds: tuple[str, str]) -> list[str]:
+def _sweep(
+    part: Part, printer: Printer, sweep: emit.Pass, buffered: dict[Value, str], bounds: tuple[str, str]
+) -> list[str]:
     before: list[str] = []
     inner = set(part.inner)
     known = dict(printer.names)
@@ -208,7 +241,12 @@ def _sweep(part: Part, printer: Printer, sweep: emit.Pass, buffered: dict[Value,
         printer.atoms[atom] = f"{atom.name}_col"
     if part.inner:
         printer.atoms[part.inner[-1]] = "col"
-    at = emit.index_text(ix.flatten([ix.of(a) for a in part.inner], [a.extent for a in part.inner]), lambda a: printer.atoms[a], str, "/")
+    at = emit.index_text(
+        ix.flatten([ix.of(a) for a in part.inner], [a.extent for a in part.inner]),
+        lambda a: printer.atoms[a],
+        str,
+        "/",
+    )
     written = getattr(printer, "written", set())
     needed = _still_needed(sweep, inner, {v for v in buffered if v in written})
     for value in needed:
@@ -233,7 +271,9 @@ def _sweep(part: Part, printer: Printer, sweep: emit.Pass, buffered: dict[Value,
         folded[value] = name
         is_sum = value.const == "sum"
         if not emit.is_inner(arg, inner):
-            before.append(f"const {kind} {name} = {printer.ref(arg)}{f' * {part.columns}' if is_sum else ''};")
+            before.append(
+                f"const {kind} {name} = {printer.ref(arg)}{f' * {part.columns}' if is_sum else ''};"
+            )
             continue
         partial = f"{name}_part" if is_sum and wide_sum else name
         before.append(f"{kind} {name} = {_identity(value)};")
@@ -261,18 +301,36 @@ def _sweep(part: Part, printer: Printer, sweep: emit.Pass, buffered: dict[Value,
     if any(emit.is_inner(r.args[0], inner) for r in sweep.reductions) or vector:
         if partials:  # long rows: float32 partial sums, so that rounding errors don't pile up
             chunk = [f"for (int64_t begin = 0; begin < {width}; begin += {COLUMN_CHUNK}) {{"]
-            chunk.append(f"{INDENT}const int64_t end = begin + {COLUMN_CHUNK} < {width} ? begin + {COLUMN_CHUNK} : {width};")
+            chunk.append(
+                f"{INDENT}const int64_t end = begin + {COLUMN_CHUNK} < {width} ? begin + {COLUMN_CHUNK} : {width};"
+            )
             chunk += [f"{INDENT}{kind} {part_name} = 0;" for kind, _, part_name in partials]
-            chunk += [INDENT + line for line in [simd, "for (int64_t col = begin; col < end; ++col) {", *(INDENT + x for x in body), "}"]]
+            chunk += [
+                INDENT + line
+                for line in [
+                    simd,
+                    "for (int64_t col = begin; col < end; ++col) {",
+                    *(INDENT + x for x in body),
+                    "}",
+                ]
+            ]
             chunk += [f"{INDENT}{name} += {part_name};" for _, name, part_name in partials]
             chunk.append("}")
             for atom in reversed(part.inner[:-1]):
                 name = printer.atoms[atom]
-                chunk = [f"for (int64_t {name} = 0; {name} < {atom.extent}; ++{name}) {{", *(INDENT + x for x in chunk), "}"]
+                chunk = [
+                    f"for (int64_t {name} = 0; {name} < {atom.extent}; ++{name}) {{",
+                    *(INDENT + x for x in chunk),
+                    "}",
+                ]
             lines += chunk
         else:
             lines += _loop(part, printer, simd, *bounds, body)
-    lines += [f"{name} = {flag} ? ({kind})NAN_ : {name};" for kind, name, flag in after if not flag.endswith("_part")]
+    lines += [
+        f"{name} = {flag} ? ({kind})NAN_ : {name};"
+        for kind, name, flag in after
+        if not flag.endswith("_part")
+    ]
     printer.names = known
     printer.names.update(folded)
     for value in sweep.row:
@@ -283,7 +341,12 @@ def _sweep(part: Part, printer: Printer, sweep: emit.Pass, buffered: dict[Value,
 
 def _loop(part: Part, printer: Printer, simd: str, begin: str, end: str, body: list[str]) -> list[str]:
     """The vectorised loop over the last inner variable, inside plain loops over the others."""
-    lines = [simd, f"for (int64_t col = {begin}; col < {end}; ++col) {{", *(INDENT + line for line in body), "}"]
+    lines = [
+        simd,
+        f"for (int64_t col = {begin}; col < {end}; ++col) {{",
+        *(INDENT + line for line in body),
+        "}",
+    ]
     for atom in reversed(part.inner[:-1]):
         name = printer.atoms[atom]
         head = f"for (int64_t {name} = 0; {name} < {atom.extent}; ++{name}) {{"
@@ -326,11 +389,17 @@ def source(built: Plan) -> str:
         printer = Printer(built, part, inputs)
         lines = _part_lines(built, part, printer)
         functions |= printer.functions
-        bodies.append("\n".join([f"{INDENT}// {part.rows} rows of {part.columns} columns", *(INDENT + line for line in lines)]))
+        bodies.append(
+            "\n".join(
+                [f"{INDENT}// {part.rows} rows of {part.columns} columns", *(INDENT + line for line in lines)]
+            )
+        )
     args = []
     for k in used:
         dtype = built.inputs[k].dtype
-        args.append(f"const {_ctype(dtype.to_real() if dtype.is_complex else dtype)}* __restrict {inputs[k]}_ptr")
+        args.append(
+            f"const {_ctype(dtype.to_real() if dtype.is_complex else dtype)}* __restrict {inputs[k]}_ptr"
+        )
     for port in built.outputs:
         dtype = port.dtype.to_real() if port.dtype.is_complex else port.dtype
         args.append(f"{_ctype(dtype)}* __restrict {port.name}_ptr")

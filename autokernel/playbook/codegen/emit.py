@@ -79,7 +79,11 @@ def index_text(expr: Expr, atom: Callable[[Atom], str], value: Callable[[Value],
         else:
             base = index_text(term.base, atom, value, div)
             op = div if isinstance(term, FloorDiv) else "%"
-            text = f"({base}) {op} {term.by}" if len(term.base.terms) > 1 or term.base.const else f"{base} {op} {term.by}"
+            text = (
+                f"({base}) {op} {term.by}"
+                if len(term.base.terms) > 1 or term.base.const
+                else f"{base} {op} {term.by}"
+            )
             text = f"({text})"
         parts.append(text if c == 1 else f"{text} * {c}" if c != -1 else f"-{text}")
     if expr.const or not parts:
@@ -190,7 +194,9 @@ def prologue(plan: Plan, names: Sequence[str], used: Sequence[int]) -> list[str]
     lines = []
     for k in used:
         port = plan.inputs[k]
-        lines.append(f"{names[k]} = _as_expected({names[k]}, {port.shape}, {port.stride}, {dtype_text(port.dtype)})")
+        lines.append(
+            f"{names[k]} = _as_expected({names[k]}, {port.shape}, {port.stride}, {dtype_text(port.dtype)})"
+        )
     return lines
 
 
@@ -205,8 +211,6 @@ def real_view(name: str, port: Port) -> str:
     return f"torch.view_as_real({name})" if port.dtype.is_complex else name
 
 
-
-
 @dataclass
 class Fragment:
     """A piece of a kernel file: the constants that can be tuned, kernels, and one Python function."""
@@ -218,14 +222,27 @@ class Fragment:
     function: list[str] = field(default_factory=list)
 
 
-def file_text(title: str, detail: str, backend: str, fragments: Sequence[Fragment], main: Sequence[str] = ()) -> str:
+def file_text(
+    title: str, detail: str, backend: str, fragments: Sequence[Fragment], main: Sequence[str] = ()
+) -> str:
     """The text of a kernel file: docstring, imports, constants, helpers, kernels, functions."""
     imports = {
         "triton": ["import torch", "import triton", "import triton.language as tl"],
         "cpp": ["import torch", "", "from autokernel.backends import cpp_backend"],
         "torch": ["import math", "import operator", "", "import torch"],
     }[backend]
-    lines = [f'"""{title}', "", *wrap(detail, 108), '"""', "", *imports, "", f'BACKEND = "{backend}"', 'SHAPES = "fixed"', ""]
+    lines = [
+        f'"""{title}',
+        "",
+        *wrap(detail, 108),
+        '"""',
+        "",
+        *imports,
+        "",
+        f'BACKEND = "{backend}"',
+        'SHAPES = "fixed"',
+        "",
+    ]
     space: dict[str, list] = {}
     for fragment in fragments:
         lines += [f"{name} = {value!r}" for name, value in fragment.constants]

@@ -143,7 +143,13 @@ class Pool:
                 else:
                     const = value.const
                     done[value] = self.make(
-                        value.op, args, dtype=value.dtype, expr=expr, port=value.port, const=const, name=value.name
+                        value.op,
+                        args,
+                        dtype=value.dtype,
+                        expr=expr,
+                        port=value.port,
+                        const=const,
+                        name=value.name,
                     )
             return done[value]
 

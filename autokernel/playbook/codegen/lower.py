@@ -162,7 +162,16 @@ def _resolve_in_place(gm: fx.GraphModule) -> None:
         written = node.args[0]
         if not isinstance(written, fx.Node) or written.op == "placeholder":
             raise Unsupported(f"{name} writes to an input")
-        if base_name(written) in ("view", "permute", "slice", "select", "expand", "unsqueeze", "squeeze", "alias"):
+        if base_name(written) in (
+            "view",
+            "permute",
+            "slice",
+            "select",
+            "expand",
+            "unsqueeze",
+            "squeeze",
+            "alias",
+        ):
             raise Unsupported(f"{name} writes through a view")
         before = set()
         for other in gm.graph.nodes:

@@ -100,7 +100,11 @@ def _epilogue(linears: Sequence[Linear], rest: Sequence[fx.Node], keep: Sequence
             return None
         bias = by_node[node].bias
         acc = env[node]
-        return graph.call_function(torch.add, (acc, env[bias])) if bias is not None else graph.call_method("clone", (acc,))
+        return (
+            graph.call_function(torch.add, (acc, env[bias]))
+            if bias is not None
+            else graph.call_method("clone", (acc,))
+        )
 
     gm = cut(nodes, outputs, inputs, replace)
     built = plan(gm, accumulators=range(len(anchors)))
@@ -109,7 +113,9 @@ def _epilogue(linears: Sequence[Linear], rest: Sequence[fx.Node], keep: Sequence
     (part,) = built.parts
     if part.rows != m or part.columns != n or part.reduces:
         raise Unsupported("an epilogue over another shape")
-    whole = ix.flatten([ix.of(a) for a in (*part.outer, *part.inner)], [a.extent for a in (*part.outer, *part.inner)])
+    whole = ix.flatten(
+        [ix.of(a) for a in (*part.outer, *part.inner)], [a.extent for a in (*part.outer, *part.inner)]
+    )
     if any(v.op == "acc" and v.expr != whole for v in part.values()):
         raise Unsupported("an epilogue that reads its accumulator elsewhere")
     return Group(list(linears), nodes, outputs, inputs, built)
@@ -144,10 +150,19 @@ def _tile(groups: Sequence[Group], dtype: torch.dtype) -> dict[str, int]:
         if accumulators * m * n <= 128 * 256 and tiles >= 120:
             break
     warps = 8 if accumulators * m * n >= 128 * 256 else 4
-    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": warps, "num_stages": 3 if accumulators > 1 else 4}
+    return {
+        "BLOCK_M": m,
+        "BLOCK_N": n,
+        "BLOCK_K": 64,
+        "GROUP_M": 8,
+        "num_warps": warps,
+        "num_stages": 3 if accumulators > 1 else 4,
+    }
 
 
-def fragment(groups: Sequence[Group], entry: str, suffix: str, allow_tf32: bool) -> tuple[emit.Fragment, list[fx.Node]]:
+def fragment(
+    groups: Sequence[Group], entry: str, suffix: str, allow_tf32: bool
+) -> tuple[emit.Fragment, list[fx.Node]]:
     """The GEMM of one or several groups in one launch; also the nodes that its function takes, in order."""
     out = emit.Fragment()
     dtype = example(groups[0].linears[0].x).dtype
@@ -178,8 +193,15 @@ def fragment(groups: Sequence[Group], entry: str, suffix: str, allow_tf32: bool)
         out.code.append("\n".join([*head, *(INDENT + line for line in body)]))
         calls.append((f"_gemm{mark}", ", ".join(signature)))
     everything = list(dict.fromkeys(a for g in groups for a in _arguments(g, names, outs)))
-    grids = [f"tl.cdiv({g.linears[0].sizes[0]}, BLOCK_M) * tl.cdiv({g.linears[0].sizes[1]}, BLOCK_N)" for g in groups]
-    lines = ["@triton.jit", f"def gemm_kernel{suffix}({', '.join([*everything, *params])}):", f"{INDENT}pid = tl.program_id(0)"]
+    grids = [
+        f"tl.cdiv({g.linears[0].sizes[0]}, BLOCK_M) * tl.cdiv({g.linears[0].sizes[1]}, BLOCK_N)"
+        for g in groups
+    ]
+    lines = [
+        "@triton.jit",
+        f"def gemm_kernel{suffix}({', '.join([*everything, *params])}):",
+        f"{INDENT}pid = tl.program_id(0)",
+    ]
     tail = "BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M"
     for k, (fn, args) in enumerate(calls):
         before = f" - ({' + '.join(grids[:k])})" if k else ""
@@ -187,7 +209,9 @@ def fragment(groups: Sequence[Group], entry: str, suffix: str, allow_tf32: bool)
         if len(calls) == 1:
             lines.append(f"{INDENT}{call}")
             break
-        head = "else:" if k == len(calls) - 1 else f"{'elif' if k else 'if'} pid < {' + '.join(grids[: k + 1])}:"
+        head = (
+            "else:" if k == len(calls) - 1 else f"{'elif' if k else 'if'} pid < {' + '.join(grids[: k + 1])}:"
+        )
         lines += [f"{INDENT}{head}", f"{INDENT * 2}{call}"]
     out.code.append("\n".join(lines))
     out.constants = [(f"{name}{suffix}", value) for name, value in tile.items()]
@@ -217,7 +241,9 @@ def _arguments(g: Group, names: dict[fx.Node, str], outs: dict[fx.Node, str]) ->
     return list(dict.fromkeys(args))
 
 
-def _kernel(g: Group, names, outs, dtype: torch.dtype, allow_tf32: bool, mark: str) -> tuple[list[str], set[str]]:
+def _kernel(
+    g: Group, names, outs, dtype: torch.dtype, allow_tf32: bool, mark: str
+) -> tuple[list[str], set[str]]:
     m, n, k = g.linears[0].sizes
     x = names[g.linears[0].x]
     big = max(m * k, n * k, m * n) >= 2**31
@@ -239,14 +265,24 @@ def _kernel(g: Group, names, outs, dtype: torch.dtype, allow_tf32: bool, mark: s
     ]
     for li in g.linears:
         w = names[li.w]
-        lines.append(f"{w}_tile = {w}_ptr + (col_id % {n})[None, :] * {w}_stride_n + k[:, None] * {w}_stride_k")
+        lines.append(
+            f"{w}_tile = {w}_ptr + (col_id % {n})[None, :] * {w}_stride_n + k[:, None] * {w}_stride_k"
+        )
     lines += [f"{acc} = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)" for acc in accs]
     lines.append(f"for start in range(0, {k}, BLOCK_K):")
-    loads, masked = [f"x_block = tl.load({x}_tile)"], [f"x_block = tl.load({x}_tile, mask=k[None, :] < {k} - start, other=0.0)"]
+    loads, masked = (
+        [f"x_block = tl.load({x}_tile)"],
+        [f"x_block = tl.load({x}_tile, mask=k[None, :] < {k} - start, other=0.0)"],
+    )
     for j, li in enumerate(g.linears):
         loads.append(f"w{j}_block = tl.load({names[li.w]}_tile)")
         masked.append(f"w{j}_block = tl.load({names[li.w]}_tile, mask=k[:, None] < {k} - start, other=0.0)")
-    lines += [f"{INDENT}if {k} % BLOCK_K == 0:", *(INDENT * 2 + s for s in loads), f"{INDENT}else:", *(INDENT * 2 + s for s in masked)]
+    lines += [
+        f"{INDENT}if {k} % BLOCK_K == 0:",
+        *(INDENT * 2 + s for s in loads),
+        f"{INDENT}else:",
+        *(INDENT * 2 + s for s in masked),
+    ]
     for j, acc in enumerate(accs):
         lines.append(f"{INDENT}{acc} = tl.dot(x_block, w{j}_block, {acc}{precision})")
     lines.append(f"{INDENT}{x}_tile += BLOCK_K * {x}_stride_k")
@@ -254,10 +290,25 @@ def _kernel(g: Group, names, outs, dtype: torch.dtype, allow_tf32: bool, mark: s
     lines += ["row, col = row_id[:, None], col_id[None, :]", f"row_ok, col_ok = row < {m}, col < {n}"]
     (part,) = g.plan.parts
     pointers = {i: f"{names[node]}_ptr" for i, node in enumerate(g.inputs) if i >= len(accs)}
-    reserved = ["group", "size_m", "pid_m", "pid_n", "row_id", "col_id", "k", "x_block", "tiles_m", "tiles_n", *accs]
+    reserved = [
+        "group",
+        "size_m",
+        "pid_m",
+        "pid_n",
+        "row_id",
+        "col_id",
+        "k",
+        "x_block",
+        "tiles_m",
+        "tiles_n",
+        *accs,
+    ]
     reserved += [f"{outs[node]}_ptr" for node in g.outputs]
     printer = Printer(g.plan, part, pointers, exact_math(g.plan), reserved)
-    for atom, text in [*emit.outer_atoms(part.outer, "row", "//"), *emit.outer_atoms(part.inner, "col", "//")]:
+    for atom, text in [
+        *emit.outer_atoms(part.outer, "row", "//"),
+        *emit.outer_atoms(part.inner, "col", "//"),
+    ]:
         name = text if text in ("row", "col") else printer.taken.fresh(atom.name)
         printer.atoms[atom] = name
         if name != text:
@@ -285,7 +336,10 @@ def _entry(groups, entry, suffix, inputs, names, outs, everything, grids) -> lis
             text = f'f"generated for {port.shape} {port.dtype}, called with {{tuple({plain[x]}.shape)}} {{{plain[x]}.dtype}}"'
             lines.append(f"{INDENT * 2}raise ValueError({text})")
             lines.append(f"{INDENT}{plain[x]}_rows = {plain[x]}.reshape(-1, {k})")
-            scalars |= {f"{plain[x]}_ptr": f"{plain[x]}_rows", f"{plain[x]}_stride_m": f"{plain[x]}_rows.stride(0)"}
+            scalars |= {
+                f"{plain[x]}_ptr": f"{plain[x]}_rows",
+                f"{plain[x]}_stride_m": f"{plain[x]}_rows.stride(0)",
+            }
             scalars[f"{plain[x]}_stride_k"] = f"{plain[x]}_rows.stride(1)"
             done.add(x)
         for li in g.linears:
@@ -293,16 +347,24 @@ def _entry(groups, entry, suffix, inputs, names, outs, everything, grids) -> lis
             port = example(li.w)
             if li.w not in done:
                 lines.append(f"{INDENT}if {w}.shape != {tuple(port.shape)} or {w}.dtype != {port.dtype}:")
-                lines.append(f'{INDENT * 2}raise ValueError(f"generated for a weight {tuple(port.shape)} {port.dtype}")')
+                lines.append(
+                    f'{INDENT * 2}raise ValueError(f"generated for a weight {tuple(port.shape)} {port.dtype}")'
+                )
                 done.add(li.w)
             n_dim, k_dim = (0, 1) if li.transposed else (1, 0)
-            scalars |= {f"{w}_ptr": w, f"{w}_stride_n": f"{w}.stride({n_dim})", f"{w}_stride_k": f"{w}.stride({k_dim})"}
+            scalars |= {
+                f"{w}_ptr": w,
+                f"{w}_stride_n": f"{w}.stride({n_dim})",
+                f"{w}_stride_k": f"{w}.stride({k_dim})",
+            }
         used = {v.port for p in g.plan.parts for v in p.values() if v.op == "load"}
         for i in sorted(used):
             node, port = g.inputs[i], g.plan.inputs[i]
             name = plain[node]
             if f"{name}_ptr" not in scalars:
-                lines.append(f"{INDENT}{name} = _as_expected({name}, {port.shape}, {port.stride}, {port.dtype})")
+                lines.append(
+                    f"{INDENT}{name} = _as_expected({name}, {port.shape}, {port.stride}, {port.dtype})"
+                )
                 scalars[f"{name}_ptr"] = emit.real_view(name, port)
             elif not scalars[f"{name}_ptr"].startswith(name):
                 raise Unsupported("an input used in two layouts")
@@ -319,8 +381,15 @@ def _entry(groups, entry, suffix, inputs, names, outs, everything, grids) -> lis
                 name = plain[node]
                 lines.insert(1, f"{INDENT}{name} = {name}.contiguous()")
     grid = " + ".join(grids).replace("tl.cdiv", "triton.cdiv")
-    lines += [f"{INDENT}def grid(meta):", f"{INDENT * 2}BLOCK_M, BLOCK_N = meta[\"BLOCK_M\"], meta[\"BLOCK_N\"]", f"{INDENT * 2}return ({grid},)"]
-    tiling = [f"{name}={name}{suffix}" for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "num_warps", "num_stages")]
+    lines += [
+        f"{INDENT}def grid(meta):",
+        f'{INDENT * 2}BLOCK_M, BLOCK_N = meta["BLOCK_M"], meta["BLOCK_N"]',
+        f"{INDENT * 2}return ({grid},)",
+    ]
+    tiling = [
+        f"{name}={name}{suffix}"
+        for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "num_warps", "num_stages")
+    ]
     lines.append(f"{INDENT}gemm_kernel{suffix}[grid](")
     lines.append(f"{INDENT * 2}{', '.join(scalars[a] for a in everything)},")
     lines.append(f"{INDENT * 2}{', '.join(tiling)},")

@@ -59,7 +59,9 @@ def common_dtype(args: Sequence[Scalar]) -> torch.dtype:
     return dtype
 
 
-def pointwise(pool: Pool, name: str, args: Sequence[Scalar], kwargs: dict[str, Any], out: torch.dtype, label: str) -> Value:
+def pointwise(
+    pool: Pool, name: str, args: Sequence[Scalar], kwargs: dict[str, Any], out: torch.dtype, label: str
+) -> Value:
     """The value of op ``name`` on scalar ``args``; ``out`` is the dtype of the node, ``label`` its name."""
 
     def op(ir_name: str, operands: Sequence[Value], dtype: torch.dtype = out) -> Value:
@@ -86,7 +88,7 @@ def _compare_positions(pool: Pool, name: str, args: Sequence[Scalar]) -> Value |
     for a in args:
         if isinstance(a, Value) and a.op == "index" and a.expr is not None:
             sides.append(a.expr)
-        elif isinstance(a, int) or isinstance(a, Value) and a.op == "const" and a.dtype == torch.int64:
+        elif isinstance(a, int) or (isinstance(a, Value) and a.op == "const" and a.dtype == torch.int64):
             sides.append(constant(a.const if isinstance(a, Value) else a))
         else:
             return None
@@ -97,7 +99,9 @@ def _compare_positions(pool: Pool, name: str, args: Sequence[Scalar]) -> Value |
     return pool.in_range(gap, lo, hi)
 
 
-def _add(pool: Pool, op: Callable, args: list[Scalar], kwargs: dict[str, Any], out: torch.dtype, sign: str) -> Value:
+def _add(
+    pool: Pool, op: Callable, args: list[Scalar], kwargs: dict[str, Any], out: torch.dtype, sign: str
+) -> Value:
     alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
     a, b = (scalar(pool, x, out) for x in args[:2])
     if alpha == 1 and out == torch.int64 and a.op in ("index", "const") and b.op in ("index", "const"):

@@ -68,7 +68,9 @@ def literal(value: Any, name: Callable[[fx.Node], str], device: str) -> str:
         return "{" + ", ".join(f"{k!r}: {literal(v, name, device)}" for k, v in value.items()) + "}"
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return f'float("{value}")'
-    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.memory_format | torch.layout):
+    if value is None or isinstance(
+        value, bool | int | float | str | torch.dtype | torch.memory_format | torch.layout
+    ):
         return repr(value)
     if value is Ellipsis:
         return "..."
@@ -110,7 +112,9 @@ def writes_in_place(node: fx.Node) -> bool:
     name = op_name(node)
     if node.target in _IN_PLACE or node.target is operator.setitem or node.kwargs.get("out") is not None:
         return True
-    return bool(node.kwargs.get("inplace")) or (name.endswith("_") and not name.startswith("_") and not name.endswith("__"))
+    return bool(node.kwargs.get("inplace")) or (
+        name.endswith("_") and not name.startswith("_") and not name.endswith("__")
+    )
 
 
 def may_write_inputs(nodes: Sequence[fx.Node]) -> bool:
@@ -118,8 +122,14 @@ def may_write_inputs(nodes: Sequence[fx.Node]) -> bool:
     for node in nodes:
         if node.op.startswith("call") and writes_in_place(node):
             base = node.args[0]
-            while isinstance(base, fx.Node) and base.op.startswith("call") and (
-                op_name(base) in VIEWS or writes_in_place(base) or op_name(base) in ("contiguous", "to", "float", "type_as")
+            while (
+                isinstance(base, fx.Node)
+                and base.op.startswith("call")
+                and (
+                    op_name(base) in VIEWS
+                    or writes_in_place(base)
+                    or op_name(base) in ("contiguous", "to", "float", "type_as")
+                )
             ):
                 base = base.args[0]
             if not isinstance(base, fx.Node) or not base.op.startswith("call"):

@@ -9,6 +9,7 @@ then read once and no condition is left inside the loop.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
@@ -101,7 +102,9 @@ def dense_like(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
     for d in reversed(order):
         out[d] = step
         step *= max(shape[d], 1)
-    if all(s <= 1 or out[d] == c for d, (s, c) in enumerate(zip(shape, contiguous_stride(shape), strict=True))):
+    if all(
+        s <= 1 or out[d] == c for d, (s, c) in enumerate(zip(shape, contiguous_stride(shape), strict=True))
+    ):
         return contiguous_stride(shape)
     return tuple(out)
 
@@ -139,12 +142,23 @@ def plan(gm: fx.GraphModule, accumulators: Sequence[int] = ()) -> Plan:
     ports_out = []
     for k, node in enumerate(outputs):
         port = port_of(node)
-        ports_out.append(Port(f"out{k}" if len(outputs) > 1 else "out", port.shape, dense_like(port.shape, port.stride), port.dtype))
+        ports_out.append(
+            Port(
+                f"out{k}" if len(outputs) > 1 else "out",
+                port.shape,
+                dense_like(port.shape, port.stride),
+                port.dtype,
+            )
+        )
     results, _ = output_nodes(aten)
     if len(results) != len(outputs) or any(not isinstance(r, fx.Node) for r in results):
         raise Unsupported("outputs that are constants")
     pool = Pool()
-    ops = [f"{n.target.__name__ if callable(n.target) else n.target}" for n in gm.graph.nodes if n.op.startswith("call")]
+    ops = [
+        f"{n.target.__name__ if callable(n.target) else n.target}"
+        for n in gm.graph.nodes
+        if n.op.startswith("call")
+    ]
     result = Plan(ports_in, ports_out, single, [], tuple(accumulators), ops)
     groups: dict[tuple, list[tuple[int, list[Expr], list[Atom], list[Atom]]]] = {}
     for k, node in enumerate(results):
@@ -170,12 +184,17 @@ def _loops(
     order = [d for d in stride_order(shape, port.stride) if shape[d] > 1]
     found = reduction_extents([node])
 
-    def layout(inner_dims: Sequence[int], folded: int = 0, part: int = 0) -> tuple[list[Expr], list[Atom], list[Atom]]:
+    def layout(
+        inner_dims: Sequence[int], folded: int = 0, part: int = 0
+    ) -> tuple[list[Expr], list[Atom], list[Atom]]:
         """``part``: only that many of the first inner dim's elements are inner (groups of channels)."""
         outer_dims = [d for d in order if d not in inner_dims]
         outer = _atoms([shape[d] for d in outer_dims], "r", False)
         inner = _atoms([shape[d] for d in inner_dims] or ([folded] if folded else []), "c", True)
-        where = {d: ix.of(a) for d, a in [*zip(outer_dims, outer, strict=True), *zip(inner_dims, inner, strict=False)]}
+        where = {
+            d: ix.of(a)
+            for d, a in [*zip(outer_dims, outer, strict=True), *zip(inner_dims, inner, strict=False)]
+        }
         if part:
             d = inner_dims[0]
             group, inner[0] = Atom("rg", shape[d] // part), Atom("c0", part, True)
@@ -251,7 +270,9 @@ def _part(aten, pool: Pool, members, results, ports: list[Port], accumulators: S
         high = Atom(f"{atom.name}h{_round}", atom.extent // split, False)
         low = Atom(f"{atom.name}l{_round}", split, True)
         whole = ix.of(high) * split + ix.of(low)
-        indices = {k: [e.substitute({atom: whole}, lambda v: v) for e in index] for k, index in indices.items()}
+        indices = {
+            k: [e.substitute({atom: whole}, lambda v: v) for e in index] for k, index in indices.items()
+        }
         if how == "nest":
             outer.append(high)
             inner.append(low)
@@ -261,7 +282,10 @@ def _part(aten, pool: Pool, members, results, ports: list[Port], accumulators: S
         if len(combos) > _MAX_UNROLL:
             raise Unsupported("too many pieces in the inner loop")
         renamed = Atom(kept.name, kept.extent, True)
-        indices = {k: [e.substitute({kept: ix.of(renamed)}, lambda v: v) for e in index] for k, index in indices.items()}
+        indices = {
+            k: [e.substitute({kept: ix.of(renamed)}, lambda v: v) for e in index]
+            for k, index in indices.items()
+        }
         inner.append(renamed)
     part = Part(outer, inner, stores, reduces)
     _collapse(pool, part, accumulators)
@@ -315,7 +339,7 @@ def _collapse(pool: Pool, part: Part, accumulators: Sequence[int]) -> None:
     fused = 0
     while True:
         loops = [*part.outer, *part.inner]
-        for a, b in zip(loops, loops[1:], strict=False):
+        for a, b in itertools.pairwise(loops):
             if a.inner != b.inner and (part.reduces or accumulators):
                 continue
             merged = Atom(f"{'c' if b.inner else 'r'}m{fused}", a.extent * b.extent, b.inner)
@@ -336,5 +360,3 @@ def _collapse(pool: Pool, part: Part, accumulators: Sequence[int]) -> None:
             break
         else:
             return
-
-

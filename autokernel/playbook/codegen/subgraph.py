@@ -26,7 +26,9 @@ def inputs_of(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def cut(
-    nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], inputs: Sequence[fx.Node] | None = None,
+    nodes: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+    inputs: Sequence[fx.Node] | None = None,
     replace: Callable[[fx.Graph, fx.Node, dict[fx.Node, fx.Node]], fx.Node | None] | None = None,
 ) -> fx.GraphModule:
     """A GraphModule that computes ``outputs`` (as a tuple) from ``inputs`` by copies of ``nodes``.

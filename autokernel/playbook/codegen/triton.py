@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 import torch
 
 from . import emit
@@ -76,7 +77,9 @@ def next_power_of_2(n: int) -> int:
 class Printer:
     """Prints the values of one part; ``lines`` is the body, ``names`` what each value is called."""
 
-    def __init__(self, plan: Plan, part: Part, pointers: dict[int, str], exact: bool, reserved: Sequence[str] = ()) -> None:
+    def __init__(
+        self, plan: Plan, part: Part, pointers: dict[int, str], exact: bool, reserved: Sequence[str] = ()
+    ) -> None:
         self.plan, self.part, self.pointers, self.exact = plan, part, pointers, exact
         self.names: dict[Value, str] = {}
         self.inputs = emit.short_names(plan)
@@ -126,10 +129,18 @@ class Printer:
             atoms = value.expr.atoms()
             mask = self.mask(*self.depends(atoms), guard)
             dtype = self.plan.inputs[value.port].dtype
-            options = f", mask={mask}, other={'0' if dtype not in FLOATS and not dtype.is_complex else '0.0'}" if mask else ""
+            options = (
+                f", mask={mask}, other={'0' if dtype not in FLOATS and not dtype.is_complex else '0.0'}"
+                if mask
+                else ""
+            )
             text = f"tl.load({self.pointers[value.port]} + ({self.index(value.expr)}){options})"
             stored = dtype.to_real() if dtype.is_complex else dtype
-            return text if stored == value.dtype and stored != torch.bool else f"{text}.to({DTYPES[value.dtype]})"
+            return (
+                text
+                if stored == value.dtype and stored != torch.bool
+                else f"{text}.to({DTYPES[value.dtype]})"
+            )
         if value.op == "index":
             assert value.expr is not None
             return self.index(value.expr)
@@ -165,7 +176,9 @@ class Printer:
         if value.const != "sum" and value.dtype in FLOATS and not emit.softmax_like(self.part, value):
             x = self.ref(arg)
             bad = f"({x} != {x})" + (" & col_ok" if masked else "")
-            lines.append(f"{name} = tl.where(tl.max(({bad}).to(tl.int32), axis=1)[:, None] > 0, float(\"nan\"), {name})")
+            lines.append(
+                f'{name} = tl.where(tl.max(({bad}).to(tl.int32), axis=1)[:, None] > 0, float("nan"), {name})'
+            )
         return lines
 
     def stores(self, stores: Sequence[Store], pointers: dict[int, str]) -> list[str]:
@@ -204,7 +217,9 @@ class Printer:
         base = Expr(tuple((t, c) for t, c in even.expr.terms if t != column), even.expr.const)
         outer = self.depends(frozenset(even.expr.atoms()))[0]
         pair, lane = self.taken.fresh("pair"), self.taken.fresh("lane")
-        mask = (["row_ok"] if outer and self.masks[0] else []) + ([f"({lane} < {2 * column.extent})"] if self.masks[1] else [])
+        mask = (["row_ok"] if outer and self.masks[0] else []) + (
+            [f"({lane} < {2 * column.extent})"] if self.masks[1] else []
+        )
         return [
             f"{pair} = tl.interleave({self.ref(even.value)}, {self.ref(odd.value)})  # even and odd lanes, one wide store",
             f"{lane} = col_start * 2 + tl.arange(0, 2 * BLOCK)[None, :]",

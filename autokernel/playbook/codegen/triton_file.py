@@ -7,7 +7,17 @@ from torch import fx
 from . import emit
 from .cpp import checked_plan
 from .schedule import Part, Plan
-from .triton import DTYPES, HELPERS, MAX_ROW, Printer, check_dtypes, exact_math, identity, next_power_of_2, wide
+from .triton import (
+    DTYPES,
+    HELPERS,
+    MAX_ROW,
+    Printer,
+    check_dtypes,
+    exact_math,
+    identity,
+    next_power_of_2,
+    wide,
+)
 
 INDENT = "    "
 
@@ -33,7 +43,9 @@ def _tile(part: Part) -> tuple[int, int, int, bool]:
 
 
 def _strided(part: Part) -> bool:
-    loads = [v for v in part.values() if v.op == "load" and v.expr is not None and v.expr.atoms() & set(part.inner)]
+    loads = [
+        v for v in part.values() if v.op == "load" and v.expr is not None and v.expr.atoms() & set(part.inner)
+    ]
     big = [v for v in loads if any(not a.inner for a in v.expr.atoms())]  # type: ignore[union-attr]
     return bool(big) and all(v.expr.coefficient(part.inner[-1]) > 1 for v in big)  # type: ignore[union-attr]
 
@@ -55,7 +67,11 @@ def fragment(built: Plan, entry: str = "kernel_fn", suffix: str = "") -> emit.Fr
         helpers |= wanted
         own = ", ".join(_arguments(built, part, pointers, outs))
         head = f"def _part{marks[k]}(pid, {own}, " if many else f"def fused_kernel{suffix}({own}, "
-        text = ["@triton.jit", head + "ROWS: tl.constexpr, BLOCK: tl.constexpr):", f'{INDENT}"""{_describe(part)}"""']
+        text = [
+            "@triton.jit",
+            head + "ROWS: tl.constexpr, BLOCK: tl.constexpr):",
+            f'{INDENT}"""{_describe(part)}"""',
+        ]
         if not many:
             text.append(f"{INDENT}pid = tl.program_id(0)")
         out.code.append("\n".join([*text, *(INDENT + line for line in body)]))
@@ -71,7 +87,9 @@ def fragment(built: Plan, entry: str = "kernel_fn", suffix: str = "") -> emit.Fr
 
 
 def _arguments(built: Plan, part: Part, pointers, outs) -> list[str]:
-    return [pointers[i] for i in built.used_inputs(part)] + [outs[i] for i in sorted({s.output for s in part.stores})]
+    return [pointers[i] for i in built.used_inputs(part)] + [
+        outs[i] for i in sorted({s.output for s in part.stores})
+    ]
 
 
 def _tunables(out: emit.Fragment, part: Part, tile: tuple[int, int, int, bool], mark: str) -> None:
@@ -130,7 +148,11 @@ def _body(built: Plan, part: Part, pointers, outs, tile) -> tuple[list[str], set
         for value in values:
             if value in printer.names:
                 continue
-            line = printer.reduction(value, printer.ref(value.args[0]), masked) if value.op == "reduce" else printer.statement(value)
+            line = (
+                printer.reduction(value, printer.ref(value.args[0]), masked)
+                if value.op == "reduce"
+                else printer.statement(value)
+            )
             out += line if isinstance(line, list) else [line] if line else []
         return out
 
@@ -139,7 +161,7 @@ def _body(built: Plan, part: Part, pointers, outs, tile) -> tuple[list[str], set
         lines += columns(start) + compute(part.values()) + printer.stores(part.stores, outs)
         return lines, printer.used
     first, sweeps = emit.passes(part)
-    lines += compute([v for v in first if not v.op == "reduce"])
+    lines += compute([v for v in first if v.op != "reduce"])
     for sweep in sweeps:
         accumulators = []
         for value in sweep.reductions:
@@ -151,10 +173,20 @@ def _body(built: Plan, part: Part, pointers, outs, tile) -> tuple[list[str], set
         body += compute(sweep.inner)
         for value, name in zip(sweep.reductions, accumulators, strict=True):
             x = printer.ref(value.args[0])
-            step = {"sum": f"{name} + {x}", "max": f"tl.maximum({name}, {x}, propagate_nan=tl.PropagateNan.ALL)"}
+            step = {
+                "sum": f"{name} + {x}",
+                "max": f"tl.maximum({name}, {x}, propagate_nan=tl.PropagateNan.ALL)",
+            }
             step["min"] = step["max"].replace("maximum", "minimum")
             body.append(f"{name} = tl.where(col_ok, {step[value.const]}, {name})")
-        body += printer.stores([s for s in sweep.stores if emit.is_inner(s.value, printer.inner) or s.expr.atoms() & printer.inner], outs)
+        body += printer.stores(
+            [
+                s
+                for s in sweep.stores
+                if emit.is_inner(s.value, printer.inner) or s.expr.atoms() & printer.inner
+            ],
+            outs,
+        )
         if len(body) > len(columns("start")):
             lines.append(f"for start in range(0, {part.columns}, BLOCK):")
             lines += [INDENT + line for line in body]
@@ -167,7 +199,11 @@ def _body(built: Plan, part: Part, pointers, outs, tile) -> tuple[list[str], set
                 bad = f"tl.max(({name} != {name}).to(tl.int32), axis=1)[:, None] > 0"
                 lines.append(f'{folded} = tl.where({bad}, float("nan"), {folded})')
         lines += compute(sweep.row)
-        rest = [s for s in sweep.stores if not (emit.is_inner(s.value, printer.inner) or s.expr.atoms() & printer.inner)]
+        rest = [
+            s
+            for s in sweep.stores
+            if not (emit.is_inner(s.value, printer.inner) or s.expr.atoms() & printer.inner)
+        ]
         lines += printer.stores(rest, outs)
     return lines, printer.used
 
@@ -176,8 +212,14 @@ def _dispatch(built: Plan, pointers, outs, used, marks: list[str], suffix: str) 
     """One launch for several loop nests: the program id says which one a program works on."""
     args = [pointers[k] for k in used] + [outs[k] for k in sorted(outs)]
     tiling = [f"{n}{mark}: tl.constexpr" for mark in marks for n in ("ROWS", "BLOCK")]
-    lines = ["@triton.jit", f"def fused_kernel{suffix}({', '.join([*args, *tiling])}):", f"{INDENT}pid = tl.program_id(0)"]
-    grids = [_grid(p, mark).replace("triton.cdiv", "tl.cdiv") for p, mark in zip(built.parts, marks, strict=True)]
+    lines = [
+        "@triton.jit",
+        f"def fused_kernel{suffix}({', '.join([*args, *tiling])}):",
+        f"{INDENT}pid = tl.program_id(0)",
+    ]
+    grids = [
+        _grid(p, mark).replace("triton.cdiv", "tl.cdiv") for p, mark in zip(built.parts, marks, strict=True)
+    ]
     for k, part in enumerate(built.parts):
         before = f" - ({' + '.join(grids[:k])})" if k else ""
         own = ", ".join(_arguments(built, part, pointers, outs))

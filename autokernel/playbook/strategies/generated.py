@@ -12,21 +12,19 @@ FAMILIES = ("pointwise", "reduction", "norm", "rope", "softmax", "embedding", "c
 
 
 def propose(ctx: StrategyContext) -> Iterator[Proposal]:
+    from autokernel.backends import cpp_backend
+    from autokernel.playbook.codegen import generate
+
     if ctx.device.startswith("cuda"):
-        from autokernel.playbook.codegen import triton as generator
-
         backend = "triton"
-    else:
-        from autokernel.backends import cpp_backend
-        from autokernel.playbook.codegen import cpp as generator
-
-        if not cpp_backend.available(ctx.device)[0]:
-            return
+    elif cpp_backend.available(ctx.device)[0]:
         backend = "cpp"
-    source, _ = generator.generate(ctx.subgraph, ctx.task)
-    if source is not None:
+    else:
+        return
+    made = generate(ctx.subgraph, backend, mixed=False, constants=ctx.constants)
+    if made.source is not None:
         yield Proposal(
-            source,
+            made.source,
             strategy=f"generated,{backend}",
             description=f"the whole chain as one generated {backend} kernel",
             backend=backend,

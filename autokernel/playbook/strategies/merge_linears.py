@@ -89,4 +89,5 @@ def _source(ctx: StrategyContext, linears: list[fx.Node], copies: bool) -> str |
         header=["", "from autokernel.backends.packing import merge_rows"],
         prepack=[f"return ({', '.join(packs)},)"],
         packed=packed,
+        compiled=bool(later),
     )

@@ -42,7 +42,8 @@ def propose(ctx: StrategyContext) -> Iterator[Proposal]:
         *statements(ctx.needed_for([source]), ctx.names),
         f"{ctx.names[normed[0]]} = F.{function}({ctx.names[source]}, {', '.join(arguments)}, eps={eps!r})",
     ]
-    text = kernel_file(ctx, doc=f"{function} by the library instead of by hand.", backend=BACKEND, body=body)
+    doc = f"{function} by the library instead of by hand."
+    text = kernel_file(ctx, doc=doc, backend=BACKEND, body=body, compiled=True)
     yield Proposal(
         text,
         strategy=function.replace("_", "-"),

@@ -83,4 +83,5 @@ def _source(ctx: StrategyContext) -> str | None:
         body=body,
         prepack=prepack,
         packed=["cos", "sin"],
+        compiled=True,
     )

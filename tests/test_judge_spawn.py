@@ -1,0 +1,168 @@
+"""Workers for whole-model subjects: running, timing in pairs, failing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from judge_tasks import RMS_NORM
+
+from autokernel.errors import DeviceMissing
+from autokernel.judge import Judge, TensorSpec, WorkerFault
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    with Judge("cpu") as j:
+        yield j
+
+
+def factory(function: str, **args) -> dict:
+    return {"kind": "factory", "module": __name__, "function": function, "args": args}
+
+
+# -- what the workers import from this file ---------------------------------------------------------
+
+
+def nested(args):
+    def call(x, index):
+        return {"sum": x + args["add"], "parts": [x[:, :3].T, (index * 2, None, "text")], "z": x[0, 0] > 0}
+
+    return call
+
+
+def slow(args):
+    def call(x):
+        time.sleep(args["ms"] / 1e3)
+        return x * 2
+
+    return call
+
+
+def growing(args):
+    sizes = iter(range(1, 100))
+    return lambda x: x[: next(sizes)].clone()
+
+
+def random_walk(args):
+    return lambda x: x + torch.rand(())
+
+
+def dies(args):
+    return lambda x: os._exit(3)
+
+
+def tells_flags(args):
+    return lambda x: torch.tensor([torch.get_num_threads(), int(torch.is_grad_enabled())])
+
+
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_nested_outputs_are_flattened_and_laid_out(judge: Judge) -> None:
+    x, index = torch.randn(5, 4).T, torch.arange(6)
+    with judge.spawn(factory("nested", add=1.5), [x, index]) as worker:
+        for _ in range(2):
+            x = torch.randn(5, 4).T
+            total, part, doubled, flag = worker.run([x, index])
+            assert torch.equal(total, x + 1.5) and torch.equal(part, x[:, :3].T)
+            assert torch.equal(doubled, index * 2) and flag.item() == bool(x[0, 0] > 0)
+        with pytest.raises(ValueError, match="1 inputs"):
+            worker.run([x])
+
+
+def test_held_copies_and_views(judge: Judge) -> None:
+    x = torch.ones(8)
+    with judge.spawn(factory("slow", ms=0), [TensorSpec.of(x)], [TensorSpec.of(x)]) as worker:
+        held, view = worker.run([x]), worker.run([x], copy=False)
+        worker.run([x * 5], copy=False)
+        assert held[0][0] == 2 and view[0][0] == 10
+
+
+def test_reference_and_compiled_reference_agree(judge: Judge, tmp_path: Path) -> None:
+    path = tmp_path / "reference.py"
+    path.write_text(RMS_NORM)
+    x, w = torch.randn(64, 256), torch.randn(256)
+    with (
+        judge.spawn({"kind": "reference", "path": str(path)}, [x, w]) as eager,
+        judge.spawn({"kind": "reference-compiled", "path": str(path)}, [x, w]) as compiled,
+    ):
+        a, b = eager.run([x, w])[0], compiled.run([x, w])[0]
+    h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * w
+    assert torch.equal(a, h) and torch.allclose(b, h, rtol=1e-5)
+
+
+def test_paired_ratio_of_known_times(judge: Judge) -> None:
+    x = torch.ones(4)
+    with judge.spawn(factory("slow", ms=6), [x]) as a, judge.spawn(factory("slow", ms=4), [x]) as b:
+        result = judge.paired(a, b, pairs=12, inputs=[x])
+        assert result.ratio.pairs == 12 and 1.2 < result.ratio.ratio < 1.9, result
+        assert result.ratio.lower_bound > 1.1 and not result.gate_fault
+        assert result.a_us >= 6000 and result.b_us >= 4000
+        assert (result.drift_a, result.drift_b) == (0.0, 0.0)
+        assert 4000 <= judge.measure(b) < 12000
+
+
+def test_outputs_of_timed_calls_that_drift_are_reported(judge: Judge) -> None:
+    x = torch.ones(1000)
+    with judge.spawn(factory("random_walk"), [x]) as a, judge.spawn(factory("slow", ms=1), [x]) as b:
+        result = judge.paired(a, b, pairs=5, inputs=[x])
+    assert result.drift_a > 1e-3 and result.drift_b == 0
+
+
+def test_workers_share_flags(judge: Judge) -> None:
+    x = torch.ones(1)
+    with judge.spawn(factory("tells_flags"), [x]) as worker:
+        assert worker.run([x])[0].tolist() == [judge.threads, 0]
+
+
+@pytest.mark.parametrize(
+    "subject, status, reason",
+    [
+        (factory("missing"), "compile_error", "missing"),
+        (factory("nested"), "crash", "KeyError"),
+        (factory("dies"), "crash", "exit code 3"),
+        (factory("growing"), "incorrect", "another structure"),
+        ({"kind": "reference", "path": "/nowhere.py"}, "compile_error", "nowhere"),
+        ({"kind": "abacus"}, "compile_error", "abacus"),
+    ],
+)
+def test_faults(judge: Judge, subject, status, reason) -> None:
+    inputs = [torch.ones(200, 4), torch.ones(1)] if subject.get("function") == "nested" else [torch.ones(200)]
+    with pytest.raises(WorkerFault, match=reason) as fault:
+        judge.spawn(subject, inputs).run(inputs)
+    assert fault.value.status == status
+
+
+def test_deadline_and_a_dead_worker(judge: Judge) -> None:
+    x = torch.ones(1)
+    worker = judge.spawn(factory("slow", ms=60_000), [x], deadline_s=1.0)
+    start = time.monotonic()
+    with pytest.raises(WorkerFault) as fault:
+        worker.run([x])
+    assert fault.value.status == "timeout" and time.monotonic() - start < 5
+    with pytest.raises(WorkerFault, match="closed"):
+        worker.run([x])
+
+
+def test_a_lost_zygote_takes_its_workers_along_and_is_replaced(judge: Judge) -> None:
+    x = torch.ones(1)
+    old = judge.spawn(factory("slow", ms=0), [x])
+    old.run([x])
+    assert judge.launcher._zygote is not None
+    judge.launcher._zygote.kill()
+    judge.launcher._zygote.wait()
+    with pytest.raises(WorkerFault, match="ended"):
+        old.run([x])
+    with judge.spawn(factory("slow", ms=0), [x]) as worker:
+        assert worker.run([x])[0].item() == 2
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:99", "meta"])
+def test_a_missing_device(device) -> None:
+    with pytest.raises((DeviceMissing, RuntimeError)):
+        Judge(device)
