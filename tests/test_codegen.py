@@ -267,7 +267,7 @@ def error(fn: Callable, args: tuple, results, dtype: torch.dtype) -> str:
         floor = torch.finfo(dtype).eps * exact[keep].square().mean().sqrt()
         frobenius, largest = LIMITS[dtype]
         rms, rms0 = away.square().mean().sqrt(), away0.square().mean().sqrt()
-        if rms > frobenius * torch.maximum(rms0, floor / 8):
+        if rms > frobenius * torch.maximum(rms0, floor / 2):
             return f"rms error {rms:.3g}, eager {rms0:.3g}"
         if away.abs().max() > largest * torch.maximum(away0.abs().max(), floor):
             return f"max error {away.abs().max():.3g}, eager {away0.abs().max():.3g}"
@@ -298,6 +298,10 @@ def run_case(fn: Callable, make: Callable, dtype: torch.dtype, backend: str, mix
         return problem
     # the same values in another layout
     moved = [strided(a) for a in ordered]
+    try:
+        gm(*moved)
+    except RuntimeError:  # the model itself can't read such a layout
+        return ""
     return error(fn, args, kernel.fn(*moved), dtype) and "wrong on strided inputs"
 
 
@@ -345,7 +349,7 @@ def compile_for_hopper(jit_function, args, options: dict) -> dict:
     signature, constants, attributes = {}, {}, {}
     for k, name in enumerate(jit_function.arg_names):
         value = values[name]
-        if jit_function.params[k].is_constexpr or value == 1 and not isinstance(value, torch.Tensor):
+        if jit_function.params[k].is_constexpr or type(value) is int and value == 1:
             signature[name], constants[(k,)] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name] = POINTER[value.dtype]
@@ -400,12 +404,12 @@ def cross_compile(dtypes: list[str]) -> dict[str, list[dict]]:
 # ---- tests --------------------------------------------------------------------------------------------------
 
 
-def worker(mode: str, *args: str, interpreter: bool) -> dict:
+def worker(mode: str, *args: str, interpreter: bool, script: str = __file__) -> dict:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     env.pop("TRITON_INTERPRET", None)
     if interpreter:
         env["TRITON_INTERPRET"] = "1"
-    command = [sys.executable, "-W", "ignore", __file__, mode, *args]
+    command = [sys.executable, "-W", "ignore", script, mode, *args]
     result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)
     assert result.returncode == 0, result.stderr[-4000:]
     return json.loads(result.stdout.splitlines()[-1])

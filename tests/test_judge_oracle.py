@@ -157,9 +157,7 @@ def test_integers_and_flags_are_left_alone() -> None:
     def lookup(index, table):
         return F.embedding(index, table), index.to(torch.int32), torch.arange(3)
 
-    rows, ints, counted = oracle.exact(
-        Function(lookup), [torch.tensor([1, 0]), torch.randn(3, 4).bfloat16()]
-    )
+    rows, ints, counted = oracle.exact(Function(lookup), [torch.tensor([1, 0]), torch.randn(3, 4).bfloat16()])
     assert (rows.dtype, ints.dtype, counted.dtype) == (torch.float64, torch.int32, torch.int64)
     assert torch.get_default_dtype() == torch.float32 and torch.ones(1).dtype == torch.float32
 

@@ -80,10 +80,15 @@ FAILURES = {
     # wrong values
     "zeros": (wrap("y = torch.zeros_like(y)"), "incorrect", "eager's own"),
     "bf16 inside": (wrap("y = y.bfloat16().float()"), "incorrect", "eager's own"),
-    "no eps": ("def kernel_fn(x, w): return x * torch.rsqrt(x.square().mean(-1, True)) * w\n", "incorrect", "eager's own"),
-    "no weight": ("def kernel_fn(x, w): return torch.nn.functional.rms_norm(x, (256,), None, 1e-5)\n", "incorrect", "eager's own"),
+    "no eps": (
+        "def kernel_fn(x, w): return x * torch.rsqrt(x.square().mean(-1, True)) * w\n", "incorrect", "own",
+    ),
+    "no weight": (
+        "def kernel_fn(x, w): return torch.nn.functional.rms_norm(x, (256,), None, 1e-5)\n",
+        "incorrect", "own",
+    ),
     "NaN": (wrap("y[3, 4] = float('nan')"), "incorrect", r"NaN; element \[3, 4\]"),
-    "half unwritten": (wrap("z = torch.empty_like(y)\nz[:32] = y[:32]\ny = z"), "incorrect", "NaN|eager's own"),
+    "half unwritten": (wrap("z = torch.empty_like(y)\nz[:32] = y[:32]\ny = z"), "incorrect", "NaN|own"),
     "answer by address": (
         wrap("y = SEEN.setdefault(x.data_ptr(), y).clone()", "SEEN = {}"), "incorrect", "eager's own",
     ),

@@ -240,6 +240,7 @@ class TaskJudge:
         finally:
             log = trial.worker.process.log.text(0.05) if trial.worker is not None else ""
             trial.close()
+            self.launcher.refill()  # warms up while nothing is timed: until the next candidate is
         verdict = self._verdict(trial, result)
         verdict.stages, verdict.seconds = stages, time.perf_counter() - begin
         verdict.log = verdict.log or log[-LOG_LIMIT:]

@@ -16,5 +16,4 @@ def run(trial: Trial) -> StageResult:
     judge.inputs.write(0, inputs)
     judge.inputs.arena.sync()
     trial.worker.run(SUBJECT, [0], first=True)
-    judge.launcher.refill()
     return StageResult(True)

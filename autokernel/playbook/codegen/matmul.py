@@ -142,22 +142,20 @@ def grow(linears: Sequence[Linear], candidates: Sequence[fx.Node], keep: Sequenc
 
 
 def _tile(groups: Sequence[Group], dtype: torch.dtype) -> dict[str, int]:
+    """Tile to begin with: the largest whose grid still fills an H100/H200's 132 processors."""
     accumulators = max(len(g.linears) for g in groups)
     if dtype == torch.float32:
-        return {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 8, "num_warps": 4, "num_stages": 3}
-    for m, n in ((128, 256), (128, 128), (64, 128), (64, 64)):
+        n = 64 if accumulators == 1 else 32
+        return {"BLOCK_M": 64, "BLOCK_N": n, "BLOCK_K": 32, "GROUP_M": 8, "num_warps": 4 * accumulators, "num_stages": 3}
+    m, n = 64, 64
+    for m, n in ((128, 256), (128, 128), (64, 128), (64, 64)):  # noqa: B007
         tiles = sum(-(-g.linears[0].sizes[0] // m) * -(-g.linears[0].sizes[1] // n) for g in groups)
         if accumulators * m * n <= 128 * 256 and tiles >= 120:
             break
-    warps = 8 if accumulators * m * n >= 128 * 256 else 4
-    return {
-        "BLOCK_M": m,
-        "BLOCK_N": n,
-        "BLOCK_K": 64,
-        "GROUP_M": 8,
-        "num_warps": warps,
-        "num_stages": 3 if accumulators > 1 else 4,
-    }
+    # an epilogue needs registers beside the accumulators: 64 of those per thread leave it room
+    warps = 8 if accumulators * m * n >= 128 * 128 else 4
+    stages = 3 if accumulators > 1 else 4
+    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": warps, "num_stages": stages}
 
 
 def fragment(
