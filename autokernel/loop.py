@@ -50,6 +50,8 @@ class TaskJudge(Protocol):
         self, source: Path, *, parent: Path | None = None, tier: Literal["screen", "promote"] = "screen"
     ) -> Verdict: ...
 
+    def sweep(self, sources: Sequence[Path]) -> list[Verdict]: ...
+
     def close(self) -> None: ...
 
 
@@ -95,6 +97,7 @@ class TaskLoop:
     def __post_init__(self) -> None:
         self._judge: TaskJudge | None = None
         self._infra_errors = 0
+        self._swept: dict[str, Verdict] = {}
 
     def run(self) -> TaskResult:
         """All rounds.  A failing candidate is a row; what is raised is our own bug, or the disk's."""
@@ -211,7 +214,7 @@ class TaskLoop:
                 lambda text: self._measure_point(row, text),
                 budget=self.tune_budget,
                 start_latency_us=row.latency_us,
-                precompile=getattr(self._opened(), "precompile", None),
+                precompile=self._sweep,
                 should_stop=lambda: bool(self.limits.reached(self.journal.rows)),
             )
         except SpaceError as error:
@@ -240,14 +243,19 @@ class TaskLoop:
         for earlier in self.journal.of_task(self.task.name):
             if earlier.candidate == name and earlier.status != "infra_error":
                 return earlier.latency_us
-        candidate = store_source(self.task.dir, text)[1]
-        verdict = self._opened().judge(candidate, parent=None, tier="screen")
-        if verdict.status == "keep":
-            verdict.status = "discard"
-            verdict.reason = "a point of a search, screened only"
+        if name not in self._swept:
+            self._sweep([text])
+        verdict = self._swept.pop(name)
         proposal = self._point(row, text, f"{row.strategy},{POINT}".strip(","), "a point of its SPACE")
         self._append(self._row(proposal, verdict, candidate=name, parent=row.candidate))
         return verdict.latency_us
+
+    def _sweep(self, texts: Sequence[str]) -> None:
+        """Verdicts of points that have none yet, all from one worker."""
+        known = {r.candidate for r in self.journal.of_task(self.task.name) if r.status != "infra_error"}
+        files = [store_source(self.task.dir, text)[1] for text in texts if source_id(text) not in known]
+        for file, verdict in zip(files, self._opened().sweep(files), strict=True):
+            self._swept[file.stem] = verdict
 
     def _finish_tuning(self) -> None:
         """Take up the search that an interruption cut short: the last candidate whose SPACE has no result."""

@@ -180,6 +180,14 @@ MIXED: dict[str, tuple[Callable, Callable]] = {
         lambda x, w, b, a: F.linear(F.layer_norm(x, (40,), w, b), a),
         lambda t: (t(2, 7, 40), t(40), t(40), t(50, 40)),
     ),
+    "mean_cross_entropy": (
+        lambda x, i: F.cross_entropy(x, i),
+        lambda t: (t(9, 200), torch.tensor([0, 1, -100, 199, 7, 7, 7, 7, 8])),
+    ),
+    "mean_then_norm": (
+        lambda x: F.layer_norm(x.mean(1), (24,)) + x.amax(1),
+        lambda t: (t(3, 11, 24),),
+    ),
     "conv_bn_relu": (
         lambda x, w, m, v: F.relu(F.batch_norm(F.conv2d(x, w, padding=1), m, v)),
         lambda t: (t(2, 4, 6, 6), t(8, 4, 3, 3), t(8), t(8).abs() + 0.1),

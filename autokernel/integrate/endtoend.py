@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import torch
@@ -128,7 +127,6 @@ class EndToEnd:
         self.device = hardware.detect(loaded.spec.device)
         self.kind = "cuda" if loaded.spec.device.startswith("cuda") else "cpu"
         self._oracle = WholeModelOracle(loaded)
-        self._spawning = Lock()
         self._weights: Path | None = None
         self._answers: list[Answer] = []
 
@@ -457,9 +455,8 @@ class EndToEnd:
                 "args": common | variant,
             }
             try:
-                with self._spawning:
-                    tf32 = bool(torch.backends.cuda.matmul.allow_tf32)
-                    arm.worker = self.judge.spawn(subject, inputs, allow_tf32=tf32)
+                tf32 = bool(torch.backends.cuda.matmul.allow_tf32)
+                arm.worker = self.judge.spawn(subject, inputs, allow_tf32=tf32)
                 self._check(arm)
             except WorkerFault as fault:
                 arm.close()

@@ -178,7 +178,9 @@ class Launcher:
     ) -> None:
         self.deadlines = deadlines
         self.device, self.scratch, self.threads = device, scratch, threads
-        self.pool_size = pool if pool is not None else (2 if device.startswith("cuda") else 1)
+        # A device context takes seconds to make, but many can be made at once: refill rarely, and in bulk.
+        self.pool_size = pool if pool is not None else (8 if device.startswith("cuda") else 1)
+        self._lock = threading.RLock()
         self._warming: list[WorkerProcess] = []
         self._zygote: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -230,19 +232,26 @@ class Launcher:
         return WorkerProcess(pid, JudgeEnd(command_w, reply_r), BoundedLog(log_r), exit_r)
 
     def take(self) -> WorkerProcess:
-        """A warm worker, from the pool if it has one."""
-        process = self._warming.pop(0) if self._warming else self._fork()
+        """A warm worker, from the pool if it has one.  May be called from several threads."""
+        with self._lock:
+            process = self._warming.pop(0) if self._warming else self._fork()
         try:
             process.wait_warm()
         except LaunchError:
-            process = self._fork()  # a pooled worker may have died for want of memory; try a fresh one once
+            with self._lock:
+                process = self._fork()  # a pooled worker may have died for want of memory; try once more
             process.wait_warm()
         return process
 
     def refill(self) -> None:
-        """Start warming workers up to the pool's size. Call it only when nothing is being timed."""
-        while len(self._warming) < self.pool_size:
-            self._warming.append(self._fork())
+        """Fill an empty pool.  Call it only when nothing is being timed.
+
+        A pool that still has a worker is left alone: topping it up after every candidate would make each of
+        them wait for a device context.
+        """
+        with self._lock:
+            if not self._warming:
+                self._warming += [self._fork() for _ in range(self.pool_size)]
 
     def settle(self) -> None:
         """Wait until no worker is warming up, so that the machine is quiet for a measurement."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from autokernel.errors import AutokernelError
 from autokernel.judge import clock
 from autokernel.judge.buffers import InputBuffers, OutputBuffers, slot_count
-from autokernel.judge.cases import CaseMaker, worst_e0
+from autokernel.judge.cases import Case, CaseMaker, worst_e0
+from autokernel.judge.compare import Measures
 from autokernel.judge.handle import Worker, WorkerFault
 from autokernel.judge.inputs import InputSource, spec_of
 from autokernel.judge.launch import LaunchError
@@ -32,6 +34,7 @@ CALIBRATION_ROUNDS = 30
 TWINS = {"cpu": 2, "cuda": 1}
 SUBJECTS = {"eager": ("reference", 0), "compile": ("reference-compiled", 1)}
 LOG_LIMIT = 8000
+SWEEP_SAMPLES = 7
 
 
 class TaskError(AutokernelError):
@@ -189,20 +192,30 @@ class TaskJudge:
 
     def start_kernel(self, path: Path, outputs: OutputBuffers) -> Worker:
         """A fresh untrusted worker with the kernel loaded and the buffers mapped. Raises WorkerFault."""
+        worker = self._worker(outputs)
+        try:
+            worker.load(SUBJECT, self._kernel_spec(path))
+        except WorkerFault:
+            worker.close()
+            raise
+        return worker
+
+    def _worker(self, outputs: OutputBuffers) -> Worker:
         worker = Worker(self.launcher, trusted=False, allow_tf32=self.task.allow_tf32)
         try:
-            spec = {
-                "kind": "kernel",
-                "path": str(path.resolve()),
-                "activations": len(self.task.activations),
-                "compiler": "compile" in self.baselines,
-            }
-            worker.load(SUBJECT, spec)
             outputs.attach(worker, self.inputs)
         except WorkerFault:
             worker.close()
             raise
         return worker
+
+    def _kernel_spec(self, path: Path) -> dict[str, Any]:
+        return {
+            "kind": "kernel",
+            "path": str(path.resolve()),
+            "activations": len(self.task.activations),
+            "compiler": "compile" in self.baselines,
+        }
 
     @property
     def candidate_outputs(self) -> OutputBuffers:
@@ -245,6 +258,60 @@ class TaskJudge:
         verdict.stages, verdict.seconds = stages, time.perf_counter() - begin
         verdict.log = verdict.log or log[-LOG_LIMIT:]
         return verdict
+
+    def sweep(self, sources: Sequence[Path]) -> list[Verdict]:
+        """Variants of one kernel (points of its SPACE), all in one worker: a quick look, no promotion.
+
+        Each is checked on one secret case and timed alone, by the worker's clock; ``discard`` carries that
+        time, and whatever wins has to go through `judge` like any other candidate.
+        """
+        worker: Worker | None = None
+        case = self.maker.make("normal")
+        e0 = worst_e0([case, self.maker.make("normal")])
+        verdicts = []
+        try:
+            for number, source in enumerate(sources):
+                begin = time.perf_counter()
+                self.inputs.write_statics(case.inputs)
+                for slot in range(self.inputs.count):
+                    self.inputs.write(slot, case.inputs)
+                self.inputs.arena.sync()
+                try:
+                    if worker is None or worker.closed:
+                        worker = self._worker(self.candidate_outputs)
+                    verdict = self._point(worker, number, source, case, e0)
+                except WorkerFault as fault:
+                    verdict = Verdict(fault.status, fault.reason, log=fault.log[-LOG_LIMIT:])
+                except LaunchError as error:
+                    verdict = Verdict("infra_error", str(error))
+                verdict.seconds = time.perf_counter() - begin
+                verdicts.append(verdict)
+        finally:
+            if worker is not None:
+                worker.close()
+            self.launcher.refill()
+        return verdicts
+
+    def _point(
+        self, worker: Worker, number: int, source: Path, case: Case, e0: Sequence[Measures]
+    ) -> Verdict:
+        outputs = self.candidate_outputs
+        worker.load(number, self._kernel_spec(source))
+        outputs.poison()
+        worker.run(number, [0], deadline_s=COMPILE_S)
+        result = self.maker.check(case, outputs.outputs(0), e0)
+        if not result.ok:
+            return Verdict("incorrect", result.reason)
+        self.launcher.settle()
+        prepared = worker.prepare(number, range(self.inputs.count), graph=self.graph)
+        samples = [worker.time(number, 0).per_call_s for _ in range(SWEEP_SAMPLES)]
+        note = f"; {prepared.note}" if prepared.note else ""
+        return Verdict(
+            "discard",
+            f"a point of a search, not promoted{note}",
+            error_ratio=result.ratio,
+            latency_us=statistics.median(samples) * 1e6,
+        )
 
     def _guarded(self, run: Callable[[Trial], StageResult], trial: Trial) -> StageResult:
         try:

@@ -7,6 +7,7 @@ what is left (and every view that costs nothing) is printed as the PyTorch call 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,12 @@ _OPAQUE = {
     "conv_transpose2d", "scaled_dot_product_attention", "multi_head_attention_forward", "sort", "topk", "argmax",
     "argmin", "cumsum", "cumprod", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "interpolate", "one_hot",
     "nonzero", "unique", "scatter", "index_add", "lstm", "gru", "multinomial", "dot", "outer", "tensordot", "bilinear",
+}  # fmt: skip
+
+
+_REDUCING = {
+    "sum", "mean", "amax", "amin", "max", "min", "var", "std", "norm", "softmax", "log_softmax", "logsumexp", "layer_norm",
+    "rms_norm", "group_norm", "cross_entropy", "nll_loss",
 }  # fmt: skip
 
 
@@ -80,6 +87,8 @@ def compose(
     Raises `Unsupported` if nothing could be generated for ``triton`` and ``cpp``, or if the graph can't be
     written as Python at all.
     """
+    if backend != "torch":
+        gm = _averages_apart(gm)
     nodes = [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
     if any(n.op == "get_attr" or n.op == "call_module" for n in nodes):
         raise Unsupported("a graph with modules or tensors of its own")
@@ -100,6 +109,46 @@ def compose(
     if not stages and backend != "torch":
         raise Unsupported("nothing in it can be generated")
     return _print(gm, nodes, results, single, stages, backend)
+
+
+def _averages_apart(gm: fx.GraphModule) -> fx.GraphModule:
+    """Write an averaged cross-entropy as losses per row, their sum and the number of rows that count."""
+    losses = [n for n in gm.graph.nodes if n.op == "call_function" and op_name(n) == "cross_entropy"]
+    if not losses:
+        return gm
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    for node in gm.graph.nodes:
+        new = env[node] = graph.node_copy(node, lambda n: env[n])
+        given = dict(zip(_CROSS_ENTROPY, node.args, strict=False)) | dict(node.kwargs)
+        plain = given.get("reduction", "mean") == "mean" and not any(given.get(k) is not None for k in _LEGACY)
+        target = given.get("target")
+        if node not in losses or not plain or not isinstance(target, fx.Node) or example(target).is_floating_point():
+            continue
+        x, t = env[given["input"]], env[target]
+        ignore, smoothing = given.get("ignore_index", -100), given.get("label_smoothing", 0.0)
+        graph.erase_node(new)
+        rows = graph.call_function(
+            torch.nn.functional.cross_entropy,
+            (x, t),
+            {"ignore_index": ignore, "reduction": "none", "label_smoothing": smoothing},
+        )
+        made = [rows, graph.call_method("sum", (rows,)), graph.call_function(operator.ne, (t, ignore))]
+        made.append(graph.call_method("sum", (made[2],)))
+        made.append(graph.call_function(operator.truediv, (made[1], made[3])))
+        loss, labels = example(node), example(target)
+        count = labels.sum()
+        shown = [loss.new_empty(labels.shape), loss, labels != 0, count, loss]
+        for n, value in zip(made, shown, strict=True):
+            n.meta["example_value"] = value
+        env[node] = made[-1]
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+_CROSS_ENTROPY = (
+    "input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing",
+)  # fmt: skip
+_LEGACY = ("weight", "size_average", "reduce")
 
 
 def _attention_stages(nodes, results, constants, allow_tf32) -> list[Stage]:
@@ -213,22 +262,33 @@ def _fused_stages(nodes, results, stages: Sequence[Stage], backend: str) -> list
         elif node not in free and not is_opaque(node):
             open_nodes.append(node)
     found: list[Stage] = []
-    for group in _components(open_nodes, level):
+    pending = _components(open_nodes, level)
+    while pending:
+        group = pending.pop(0)
         outputs = outputs_of(group, results)
         if all(op_name(n) in VIEWS for n in group) or any(
             not isinstance(example(n), torch.Tensor) for n in outputs
         ):
             continue
-        sub = cut(group, outputs)
         entry = f"fused_{len(found)}"
         try:
-            built = cpp.checked_plan(sub)
+            built = cpp.checked_plan(cut(group, outputs))
             make = cpp.fragment if backend == "cpp" else triton_file.fragment
             code = make(built, entry, f"_{entry}")
         except Unsupported:
+            pending = _apart(group) + pending  # several smaller kernels, perhaps
             continue
         found.append(Stage(group, inputs_of(group), outputs, code, entry))
     return found
+
+
+def _apart(group: Sequence[fx.Node]) -> list[list[fx.Node]]:
+    """The group cut behind every op that reduces; empty when there is nothing to cut."""
+    depth: dict[fx.Node, int] = {}
+    for node in group:
+        depth[node] = max((depth.get(a, 0) + (op_name(a) in _REDUCING) for a in node.all_input_nodes), default=0)
+    pieces = _components(group, depth)
+    return pieces if len(pieces) > 1 else []
 
 
 def _from_attention(node, owner: dict[fx.Node, Stage]) -> bool:
