@@ -153,7 +153,15 @@ def _run(session: Session, options: Options, provider: Provider | None) -> None:
         if selection_is_current(session.journal.rows, [row for _, row in entrants], session.path):
             return
         kernels = [
-            KeptKernel(task, source_path(task.dir, row.candidate), row.speedup_vs_best_baseline or 1.0)
+            KeptKernel(
+                task,
+                source_path(task.dir, row.candidate),
+                row.speedup_vs_best_baseline or 1.0,
+                tuple(
+                    source_path(task.dir, other.candidate)
+                    for other in scheduler.alternatives(session.journal.of_task(task.name), row)
+                ),
+            )
             for task, row in entrants
         ]
         with working(f"Trying {len(kernels)} kernels in the whole model …", out):

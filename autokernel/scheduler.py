@@ -103,11 +103,44 @@ def model_candidate(rows: Sequence[Experiment]) -> Experiment | None:
     best baseline: a region by itself and the same region inside a compiled model are not the same thing, so
     a near tie is the whole model's to break.  A starter is the model's own code and is never worth it.
     """
-    kept = [r for r in rows if r.status == "keep"]
+    kept = [r for r in rows if r.status == "keep" and not _is_reference(r)]
     if kept:
         return kept[-1]
     near = [r for r in rows if _near_tie(r)]
     return max(near, key=lambda r: r.speedup_vs_best_baseline or 0.0, default=None)
+
+
+NEARLY_AS_FAST = 0.9
+MAX_ALTERNATIVES = 2
+
+
+def alternatives(rows: Sequence[Experiment], chosen: Experiment) -> list[Experiment]:
+    """Other correct kernels of the task that the whole model may prefer to ``chosen``.
+
+    One per backend and first strategy tag, the fastest first: a custom kernel keeps the compiler from fusing
+    across its edges, a rewrite into library calls does not, so the order of regions by themselves may turn.
+    """
+    found: dict[tuple[str, str], Experiment] = {}
+    for row in rows:
+        speed = row.speedup_vs_best_baseline
+        if row.status not in ("keep", "discard") or speed is None or speed < NEARLY_AS_FAST:
+            continue
+        kind = _kind(row)
+        if not row.candidate or _is_reference(row) or kind == _kind(chosen):
+            continue
+        if kind not in found or speed > (found[kind].speedup_vs_best_baseline or 0.0):
+            found[kind] = row
+    ranked = sorted(found.values(), key=lambda r: -(r.speedup_vs_best_baseline or 0.0))
+    return ranked[:MAX_ALTERNATIVES]
+
+
+def _kind(row: Experiment) -> tuple[str, str]:
+    return (row.backend, row.strategy.split(",")[0])
+
+
+def _is_reference(row: Experiment) -> bool:
+    """A starter of backend `torch` is the region's own code: being faster than itself is luck."""
+    return row.proposer == "starter" and row.backend == "torch"
 
 
 def _near_tie(row: Experiment) -> bool:

@@ -120,7 +120,7 @@ def test_two_versions_side_by_side(tmp_path):
 @pytest.mark.parametrize("name", BACKENDS)
 def test_registry(name):
     module = importlib.import_module(f"autokernel.backends.{BACKENDS[name]}")
-    assert module.NAME == name and backends.backend(name) is module
+    assert name == module.NAME and backends.backend(name) is module
     for device in ("cpu", "cuda", "cuda:0"):
         there, why = module.available(device)
         assert there or why
@@ -170,7 +170,10 @@ def test_cpp_in_a_read_only_cache(tmp_path, monkeypatch):
 def test_cpp_concurrent_builds(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     paths: list[Path] = []
-    threads = [threading.Thread(target=lambda: paths.append(cpp_backend.build(ADD_ONE + "// many\n"))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: paths.append(cpp_backend.build(ADD_ONE + "// many\n")))
+        for _ in range(4)
+    ]
     for t in threads:
         t.start()
     for t in threads:

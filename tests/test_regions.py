@@ -133,7 +133,9 @@ def test_written_tensors_are_left_alone() -> None:
 
 
 def test_inplace_activation_modules_are_left_alone() -> None:
-    graph = graph_of(nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8)), torch.randn(2, 8))
+    graph = graph_of(
+        nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8)), torch.randn(2, 8)
+    )
     for region in partition(graph).regions:
         check_cut(graph, region)
         assert not any("relu" in n.name for n in region.nodes)

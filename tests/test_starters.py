@@ -1,4 +1,4 @@
-"""Starters: each against float64 in Triton's interpreter, and cross-compiled for sm_90; and `starter_for` on real regions.
+"""Starters against float64 in Triton's interpreter and cross-compiled for sm_90; `starter_for` on regions.
 
 Run as a script this file is the worker of its own tests (see test_codegen).
 """
@@ -14,8 +14,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_codegen import (
-    DTYPES, ROOT, angles, captured, complex_rope, compile_for_hopper, error, has_compiler, replay_launches, rms_norm,
-    rotate_half, up, worker, written,
+    DTYPES,
+    ROOT,
+    angles,
+    captured,
+    compile_for_hopper,
+    complex_rope,
+    error,
+    has_compiler,
+    replay_launches,
+    rms_norm,
+    rotate_half,
+    up,
+    worker,
+    written,
 )  # fmt: skip
 
 assert compile_for_hopper
@@ -155,11 +167,14 @@ def test_starters_for_hopper(dtype):
     facts = own_worker("compile", dtype, interpreter=False)
     assert set(facts) == set(REAL)
     for name, kernels in facts.items():
-        assert kernels and all(k["spills"] == 0 and k["shared"] <= 227 * 1024 for k in kernels), (name, kernels)
+        assert kernels and all(k["spills"] == 0 and k["shared"] <= 227 * 1024 for k in kernels), (
+            name,
+            kernels,
+        )
     assert dtype == "float32" or all(facts[name][0]["wgmma"] for name in DOTS)
 
 
-# ---- starter_for --------------------------------------------------------------------------------------------
+# ---- starter_for ----
 
 
 def task_for(gm, device: str, family: str = "other"):
@@ -169,11 +184,15 @@ def task_for(gm, device: str, family: str = "other"):
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             e = node.meta["example_value"]
-            ports.append(Port(node.name, tuple(e.shape), str(e.dtype).removeprefix("torch."), tuple(e.stride())))
+            ports.append(
+                Port(node.name, tuple(e.shape), str(e.dtype).removeprefix("torch."), tuple(e.stride()))
+            )
     return Task(1, family, "0" * 64, device, 1, [], ports, [])
 
 
-@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "softmax", "gated_activation", "rope_complex", "matmul"])
+@pytest.mark.parametrize(
+    "name", ["layer_norm", "rms_norm", "softmax", "gated_activation", "rope_complex", "matmul"]
+)
 def test_starter_for_a_cpu_region(name, tmp_path):
     from autokernel.backends import load_kernel
     from autokernel.playbook.starters import starter_for
@@ -219,7 +238,7 @@ def test_starter_for_a_gpu_region_is_triton():
 
 @pytest.mark.parametrize("model", ["nano", "gpt2", "llama"])
 def test_whole_models_as_starters(model, tmp_path):
-    """A block of each shipped model, written by `starter_for` as one kernel file, gives the model's values."""
+    """A shipped model with one block, written by `starter_for` as one kernel file, keeps its values."""
     import importlib.util
 
     from autokernel.backends import load_kernel

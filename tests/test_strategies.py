@@ -31,7 +31,9 @@ def context_of(region: Region, device: str = "cpu") -> StrategyContext:
     inputs, outputs = region.ports()
     task = Task(1, region.family, region.fingerprint, device, 1, region.module_paths, inputs, outputs)
     constants = {
-        p.name: region.graph.value_of(n) for p, n in zip(inputs, region.inputs, strict=True) if p.role == "constant"
+        p.name: region.graph.value_of(n)
+        for p, n in zip(inputs, region.inputs, strict=True)
+        if p.role == "constant"
     }
     return StrategyContext(task, region.subgraph(), constants, device)
 
@@ -52,7 +54,9 @@ def check(region: Region, proposal: Proposal) -> None:
         return t.double() if t.is_floating_point() else t
 
     activations = [
-        torch.randint(0, p.high or 2, p.shape) if "int" in p.dtype else torch.randn(p.shape, dtype=torch.float64)
+        torch.randint(0, p.high or 2, p.shape)
+        if "int" in p.dtype
+        else torch.randn(p.shape, dtype=torch.float64)
         for p in ports
         if p.role == "activation"
     ]
@@ -185,7 +189,9 @@ def test_transformers_style_repeat_kv() -> None:
             v = v[:, :, None, :, :].expand(b, g, 3, t, d).reshape(b, g * 3, t, d)
             return F.softmax(q @ k.transpose(2, 3) * 0.35, dim=-1) @ v
 
-    (region,) = regions_of(Grouped(), torch.randn(2, 6, T, 8), torch.randn(2, 2, T, 8), torch.randn(2, 2, T, 8))
+    (region,) = regions_of(
+        Grouped(), torch.randn(2, 6, T, 8), torch.randn(2, 2, T, 8), torch.randn(2, 2, T, 8)
+    )
     found = proposals(attention_sdpa, region)
     assert {p.strategy for p in found} == {"sdpa,gqa", "sdpa"}
     for proposal in found:

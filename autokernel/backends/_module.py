@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import linecache
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from . import BACKENDS, LoadedKernel
 from .source import KernelSourceError, parse
@@ -24,7 +26,7 @@ def execute(path: Path, source: str) -> ModuleType:
     module = ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module
-    # Triton reads the text of a kernel through linecache; give it what was compiled, not what is on disk later
+    # Triton reads the text of a kernel through linecache: give it what was compiled, not a later edit
     linecache.cache[str(path)] = (len(source), None, source.splitlines(keepends=True), str(path))
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)
@@ -41,7 +43,8 @@ def finish(path: Path, source: str) -> LoadedKernel:
     fn = getattr(module, "kernel_fn", None)
     if not callable(fn):
         raise KernelSourceError(f"{path}: kernel_fn is not callable")
-    prepack = getattr(module, "prepack", None)
-    if prepack is not None and not callable(prepack):
+    packing: Any = getattr(module, "prepack", None)
+    if not (packing is None or callable(packing)):
         raise KernelSourceError(f"{path}: prepack is not callable")
+    prepack: Callable[..., tuple[Any, ...]] | None = packing
     return LoadedKernel(fn, prepack, info.space, info.backend, info.shapes, module)

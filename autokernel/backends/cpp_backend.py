@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 NAME = "cpp"
 # No -ffast-math: it would change results.  Dropping errno, traps and signalling NaNs changes none.
 FLAGS = (
-    "-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-tree-loop-distribute-patterns", "-Wno-psabi",
+    "-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
+    "-fno-tree-loop-distribute-patterns", "-Wno-psabi",
 )  # fmt: skip
 COMPILE_TIMEOUT_S = 120
 _MESSAGE_LIMIT = 4000
@@ -143,7 +144,7 @@ def build(source: str, flags: Sequence[str] = ()) -> Path:
         unit.write_text(source, encoding="utf-8")
         _run([path, *options, "-c", str(unit), "-o", str(objects)], scratch)
         _run([path, "-shared", str(objects), "-o", str(library), *_openmp()], scratch)
-        os.replace(library, target)
+        library.replace(target)
     return target
 
 

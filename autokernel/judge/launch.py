@@ -75,6 +75,9 @@ def scrubbed_environment(device: str) -> dict[str, str]:
     if not device.startswith("cuda"):
         env |= OPENMP
         env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a pool of compilers would linger while we time
+    else:
+        # Several workers compile at once: a pool of 32 compilers in each would only get in one another's way.
+        env["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(1, min(4, (os.cpu_count() or 4) // 4)))
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     env["PYTHONUNBUFFERED"] = "1"
     return env

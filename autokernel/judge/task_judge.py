@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from autokernel.records import Ratio, Task, Verdict
 if TYPE_CHECKING:
     from autokernel.judge.judge import Judge
 
-CALIBRATION_ROUNDS = 30
+CALIBRATION_ROUNDS, CALIBRATION_BLOCKS = 30, 2
 TWINS = {"cpu": 2, "cuda": 1}
 SUBJECTS = {"eager": ("reference", 0), "compile": ("reference-compiled", 1)}
 LOG_LIMIT = 8000
@@ -146,12 +145,21 @@ class TaskJudge:
         The same code in another process can be steadily faster or slower by a percent (memory layout, core),
         so A/A is measured between processes: that is how a candidate meets its baseline, too.
         """
-        arms = self.baseline_arms()
-        twins = [self._twin(f"twin{i}") for i in range(TWINS[self.device.type])]
+        blocks = [self._calibration_block() for _ in range(CALIBRATION_BLOCKS)]
+        self.delta = calibrate_delta(
+            [[b.times_s(n) for n in b.samples if n == "eager" or n.startswith("twin")] for b in blocks]
+        )
+        names = [arm.name for arm in self.baseline_arms()]
+        self.baselines = {n: min(b.median_us(n) for b in blocks) for n in names}
+
+    def _calibration_block(self) -> clock.Rounds:
+        twins: list[WorkerArm] = []
         try:
+            for i in range(TWINS[self.device.type]):
+                twins.append(self._twin(f"twin{i}"))
             self.launcher.settle()
-            rounds = clock.interleave(
-                [*arms, *twins],
+            return clock.interleave(
+                [*self.baseline_arms(), *twins],
                 CALIBRATION_ROUNDS,
                 buffers=self.inputs.count,
                 pause_s=clock.pause_for(self.device),
@@ -161,11 +169,6 @@ class TaskJudge:
         finally:
             for twin in twins:
                 twin.worker.close()
-        equal = ["eager", *(twin.name for twin in twins)]
-        self.delta = max(
-            calibrate_delta(rounds.times_s(a), rounds.times_s(b)) for a, b in itertools.combinations(equal, 2)
-        )
-        self.baselines = {arm.name: rounds.median_us(arm.name) for arm in arms}
 
     def _twin(self, name: str) -> WorkerArm:
         """Eager once more, in a process of its own."""
@@ -298,7 +301,7 @@ class TaskJudge:
         outputs = self.candidate_outputs
         worker.load(number, self._kernel_spec(source))
         outputs.poison()
-        worker.run(number, [0], deadline_s=COMPILE_S)
+        worker.run(number, [0], first=True)
         result = self.maker.check(case, outputs.outputs(0), e0)
         if not result.ok:
             return Verdict("incorrect", result.reason)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from . import attention, cpp, emit, matmul, triton_file
+from . import attention, attention_match, cpp, emit, matmul, triton_file
 from .ir import Unsupported
 from .lower import example, output_nodes, placeholders
 from .pyprint import VIEWS, expression, may_write_inputs, op_name, writes_in_place
@@ -121,9 +121,16 @@ def _averages_apart(gm: fx.GraphModule) -> fx.GraphModule:
     for node in gm.graph.nodes:
         new = env[node] = graph.node_copy(node, lambda n: env[n])
         given = dict(zip(_CROSS_ENTROPY, node.args, strict=False)) | dict(node.kwargs)
-        plain = given.get("reduction", "mean") == "mean" and not any(given.get(k) is not None for k in _LEGACY)
+        plain = given.get("reduction", "mean") == "mean" and not any(
+            given.get(k) is not None for k in _LEGACY
+        )
         target = given.get("target")
-        if node not in losses or not plain or not isinstance(target, fx.Node) or example(target).is_floating_point():
+        if (
+            node not in losses
+            or not plain
+            or not isinstance(target, fx.Node)
+            or example(target).is_floating_point()
+        ):
             continue
         x, t = env[given["input"]], env[target]
         ignore, smoothing = given.get("ignore_index", -100), given.get("label_smoothing", 0.0)
@@ -156,7 +163,7 @@ def _attention_stages(nodes, results, constants, allow_tf32) -> list[Stage]:
     for node in nodes:
         taken = {n for s in stages for n in s.nodes}
         for absorb in (True, False):
-            match = attention.match(node, results, absorb)
+            match = attention_match.match(node, results, absorb)
             if match is None or taken & set(match.nodes):
                 break
             entry = f"attention_{len(stages)}"
@@ -286,7 +293,9 @@ def _apart(group: Sequence[fx.Node]) -> list[list[fx.Node]]:
     """The group cut behind every op that reduces; empty when there is nothing to cut."""
     depth: dict[fx.Node, int] = {}
     for node in group:
-        depth[node] = max((depth.get(a, 0) + (op_name(a) in _REDUCING) for a in node.all_input_nodes), default=0)
+        depth[node] = max(
+            (depth.get(a, 0) + (op_name(a) in _REDUCING) for a in node.all_input_nodes), default=0
+        )
     pieces = _components(group, depth)
     return pieces if len(pieces) > 1 else []
 

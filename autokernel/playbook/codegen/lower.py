@@ -43,6 +43,16 @@ def example(node: fx.Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
+def shape_of(node: fx.Node) -> tuple[int, ...]:
+    """Shape of an aten-level node."""
+    return tuple(node.meta["val"].shape)
+
+
+def dtype_of(node: fx.Node) -> torch.dtype:
+    """Dtype of an aten-level node."""
+    return node.meta["val"].dtype
+
+
 def _on_cpu(arg: Any) -> Any:
     if isinstance(arg, torch.device):
         return torch.device("cpu")

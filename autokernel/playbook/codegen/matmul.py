@@ -146,9 +146,16 @@ def _tile(groups: Sequence[Group], dtype: torch.dtype) -> dict[str, int]:
     accumulators = max(len(g.linears) for g in groups)
     if dtype == torch.float32:
         n = 64 if accumulators == 1 else 32
-        return {"BLOCK_M": 64, "BLOCK_N": n, "BLOCK_K": 32, "GROUP_M": 8, "num_warps": 4 * accumulators, "num_stages": 3}
+        return {
+            "BLOCK_M": 64,
+            "BLOCK_N": n,
+            "BLOCK_K": 32,
+            "GROUP_M": 8,
+            "num_warps": 4 * accumulators,
+            "num_stages": 3,
+        }
     m, n = 64, 64
-    for m, n in ((128, 256), (128, 128), (64, 128), (64, 64)):  # noqa: B007
+    for m, n in ((128, 256), (128, 128), (64, 128), (64, 64)):
         tiles = sum(-(-g.linears[0].sizes[0] // m) * -(-g.linears[0].sizes[1] // n) for g in groups)
         if accumulators * m * n <= 128 * 256 and tiles >= 120:
             break

@@ -214,7 +214,7 @@ SPECIAL: dict[str, Callable[..., Value]] = {
     "where": _where,
     "clamp": _clamp,
     "clamp_min": lambda p, o, a, k, d: _clamp(p, o, a[:2], {}, d),
-    "clamp_max": lambda p, o, a, k, d: _clamp(p, o, [a[0], *([None] if len(a) > 1 else []), *a[1:]], k, d),
+    "clamp_max": lambda p, o, a, k, d: _clamp(p, o, a[:1], {"max": a[1] if len(a) > 1 else k["max"]}, d),
     "bitwise_and": _bitwise("and"),
     "bitwise_or": _bitwise("or"),
     "bitwise_not": _bitwise("not"),

@@ -39,7 +39,7 @@ def function_text(fn: Callable) -> str:
     """How generated code spells a function; raises `Unsupported` when it has no importable name."""
     name = getattr(fn, "__name__", "")
     spaces: list[tuple[Any, str]] = [
-        (torch, "torch"), (torch.nn.functional, "torch.nn.functional"), (torch._C._nn, "torch._C._nn"),
+        (torch, "torch"), (torch.nn.functional, "torch.nn.functional"), (vars(torch._C)["_nn"], "torch._C._nn"),
         (torch.special, "torch.special"), (torch.linalg, "torch.linalg"), (torch.fft, "torch.fft"),
         (operator, "operator"), (torch.Tensor, "torch.Tensor"),
     ]  # fmt: skip

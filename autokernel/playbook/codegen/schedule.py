@@ -18,10 +18,10 @@ import torch
 from torch import fx
 
 from . import index as ix
-from .build import Builder, InnerDependent, reduced, reduction_extents, shape_of
+from .build import Builder, InnerDependent, reduced, reduction_extents
 from .index import Atom, Expr
 from .ir import Pool, Unsupported, Value, walk
-from .lower import contiguous_stride, example, layout, lower, output_nodes, placeholders
+from .lower import contiguous_stride, example, layout, lower, output_nodes, placeholders, shape_of
 
 _MAX_UNROLL = 8
 
@@ -113,7 +113,7 @@ def stride_order(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
     """Dims from the slowest to the fastest in memory; broadcast dims (stride 0) count as slowest."""
     if any(st == 0 and s > 1 for s, st in zip(shape, stride, strict=True)):
         return list(range(len(shape)))
-    return sorted(range(len(shape)), key=lambda d: (-stride[d], d) if shape[d] > 1 else (-stride[d], d))
+    return sorted(range(len(shape)), key=lambda d: (-stride[d], d))
 
 
 def port_of(node: fx.Node) -> Port:

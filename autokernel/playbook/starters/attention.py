@@ -8,6 +8,8 @@ strides.  SCALE None means 1 / sqrt(dim).  Keys and values stream past one tile 
 float32; with CAUSAL, tiles above the diagonal are never read.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportAssignmentType=false
+
 import math
 
 import torch

@@ -5,6 +5,8 @@ kernel_fn(gate, up)  = F.silu(gate) * up                       with ACTIVATION =
                      = F.gelu(gate, approximate="tanh") * up   with ACTIVATION = "gelu_tanh"
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportAssignmentType=false
+
 import torch
 import triton
 import triton.language as tl

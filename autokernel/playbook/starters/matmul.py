@@ -8,6 +8,8 @@
 accumulate in float32; float32 inputs are multiplied exactly ("ieee") unless PRECISION says otherwise.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportAssignmentType=false
+
 import torch
 import triton
 import triton.language as tl

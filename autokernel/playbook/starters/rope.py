@@ -6,6 +6,8 @@ q (batch, length, heads, dim), k (batch, length, kv_heads, dim), cos and sin (le
 ``cat(-x[..., dim/2:], x[..., :dim/2])``.  Both tensors in one launch; every element is read once, both halves together.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportAssignmentType=false
+
 import torch
 import triton
 import triton.language as tl

@@ -6,6 +6,8 @@ q (batch, length, heads, dim), k (batch, length, kv_heads, dim), freqs_cis (leng
 and stored as wide rows and split in registers, so memory access stays contiguous.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportAssignmentType=false
+
 import torch
 import triton
 import triton.language as tl

@@ -6,6 +6,8 @@
 ``mask`` broadcasts against the leading dims of ``x``.  One program owns ROWS whole rows in registers.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportAssignmentType=false
+
 import torch
 import triton
 import triton.language as tl
