@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from . import BACKENDS, LoadedKernel
 from .source import KernelSourceError, parse
@@ -46,5 +46,5 @@ def finish(path: Path, source: str) -> LoadedKernel:
     packing: Any = getattr(module, "prepack", None)
     if not (packing is None or callable(packing)):
         raise KernelSourceError(f"{path}: prepack is not callable")
-    prepack: Callable[..., tuple[Any, ...]] | None = packing
+    prepack = cast(Callable[..., tuple[Any, ...]] | None, packing)
     return LoadedKernel(fn, prepack, info.space, info.backend, info.shapes, module)

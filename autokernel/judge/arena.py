@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +26,8 @@ from torch import Tensor
 from autokernel.judge.layout import TensorSpec, aligned
 
 _serial = itertools.count()
+_pools = threading.Lock()
+"""torch aborts the process when one thread drops a memory pool while another allocates from one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,10 @@ class Arena:
             self.storage = _mapped_file(str(self._path), self.nbytes)
 
     def _allocate_cuda(self) -> None:
-        self._pool = torch.cuda.MemPool()
-        with torch.cuda.use_mem_pool(self._pool):
-            block = torch.zeros(self.nbytes, dtype=torch.uint8, device=self.device)
+        with _pools:
+            self._pool = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(self._pool):
+                block = torch.zeros(self.nbytes, dtype=torch.uint8, device=self.device)
         self.storage: torch.UntypedStorage = block.untyped_storage()
         self._spare = self.storage._share_cuda_()
 
@@ -99,8 +103,9 @@ class Arena:
             self._spare = None
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-        self.storage = torch.UntypedStorage(0)
-        self._pool = None
+        with _pools:
+            self.storage = torch.UntypedStorage(0)
+            self._pool = None
 
 
 class MappedArena:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import subprocess
 import traceback
 
@@ -30,6 +31,19 @@ def poison_free_memory(like: list[Tensor], pattern: int) -> None:
         for _ in range(3 if nbytes < (32 << 20) else 1):
             blocks.append(torch.full((nbytes,), pattern, dtype=torch.uint8, device=tensor.device))
     del blocks
+
+
+def shift_heap() -> list[bytearray]:
+    """Move this process's heap by a random amount; keep the result alive.
+
+    Children of one zygote have the same addresses, so two workers that allocate in a different order differ
+    in how their buffers fall into cache sets, by the same few percent every time.  Random, it is noise that
+    the A/A calibration sees.
+    """
+    sizes = random.SystemRandom()
+    blocks = [bytearray(sizes.randrange(600, 16_384)) for _ in range(64)]
+    sizes.shuffle(blocks)
+    return blocks[:32]
 
 
 def global_state(device: torch.device) -> dict[str, str]:

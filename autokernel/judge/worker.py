@@ -27,7 +27,13 @@ from autokernel.judge import subjects
 from autokernel.judge.arena import MappedArena
 from autokernel.judge.clock import Timer, make_timer
 from autokernel.judge.layout import CODE_OF, MAX_NDIM, TensorSpec
-from autokernel.judge.observe import classify, describe, global_state, poison_free_memory
+from autokernel.judge.observe import (
+    classify,
+    describe,
+    global_state,
+    poison_free_memory,
+    shift_heap,
+)
 from autokernel.judge.protocol import (
     ChannelClosed,
     Flag,
@@ -110,6 +116,7 @@ class Worker:
         self.outputs: list[list[Tensor]] = []
         self.output_arena: MappedArena | None = None
         self.state: dict[str, str] = {}
+        self.ballast: list[bytearray] = []
 
     def answer(self, request: Request) -> Reply:
         handlers: dict[Op, Callable[[dict[str, Any]], Reply]] = {
@@ -127,6 +134,7 @@ class Worker:
         os.environ.update(args["env"])
         os.environ["TMPDIR"] = args["scratch"]
         tempfile.tempdir = None
+        self.ballast = shift_heap() if self.device.type == "cpu" else []
         self.trusted = args["trusted"]
         if not self.trusted:
             os.chdir(args["scratch"])

@@ -1,0 +1,39 @@
+"""Points of a kernel's SPACE, judged quickly in one worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from judge_tasks import rms_task, write_kernel
+
+from autokernel.judge import Judge
+
+POINT = """
+BACKEND = "torch"
+BLOCK = {block}
+
+def kernel_fn(x, weight):
+    if BLOCK == 3:
+        raise RuntimeError("no such block")
+    if BLOCK == 4:
+        return torch.zeros_like(x)
+    if BLOCK == 5:
+        import os
+        os._exit(0)
+    for _ in range(BLOCK):
+        x.exp()
+    return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, 1e-5)
+"""
+
+
+def test_every_point_has_a_verdict(tmp_path: Path) -> None:
+    """Failing points cost themselves only, and a slower point is seen to be slower."""
+    files = [write_kernel(tmp_path, POINT.format(block=b), f"p{b}.py") for b in (0, 3, 4, 5, 200)]
+    with Judge("cpu") as judge, judge.open(rms_task(tmp_path / "task")) as task:
+        fast, raised, wrong, gone, slow = task.sweep(files)
+    assert [v.status for v in (fast, raised, wrong, gone, slow)] == [
+        "discard", "crash", "incorrect", "crash", "discard",
+    ]  # fmt: skip
+    assert fast.latency_us is not None and slow.latency_us is not None
+    assert slow.latency_us > 3 * fast.latency_us
+    assert "no such block" in raised.reason
