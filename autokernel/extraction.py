@@ -11,6 +11,7 @@ import importlib.util
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,9 @@ def extract(
         folder = _folder(run_dir / "tasks", task)
         try:
             _write(task, folder, found.sites[0], inputs, outputs, profile.model, limit_bytes)
-            _write_starter(
-                task, folder, found.sites[0].subgraph(), profile.model, starter or _playbook_starter
-            )
+            constants = {p.name: v for p, v in zip(task.inputs, inputs, strict=True) if p.role == "constant"}
+            write = starter or partial(_playbook_starter, constants=constants)
+            _write_starter(task, folder, found.sites[0].subgraph(), profile.model, write)
         except (UnprintableNode, ReferenceMismatch) as error:
             say(f"{task.name} was not extracted: {error}")
             continue
@@ -95,10 +96,10 @@ def lay_out(value: Tensor, stride: Iterable[int]) -> Tensor:
     return copy.copy_(base).expand(value.shape)
 
 
-def _playbook_starter(task: Task, gm: fx.GraphModule) -> str | None:
+def _playbook_starter(task: Task, gm: fx.GraphModule, constants: dict[str, Tensor]) -> str | None:
     from .playbook.starters import starter_for  # heavy: only when something is written
 
-    return starter_for(task, gm)
+    return starter_for(task, gm, constants)
 
 
 # --- values -----------------------------------------------------------------------------------------------

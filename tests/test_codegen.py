@@ -259,6 +259,21 @@ def arguments(make: Callable, dtype: torch.dtype) -> tuple:
     return tuple(a.to(dtype) if a.dtype == torch.float32 else a for a in args)
 
 
+def attempt(run: Callable[[], str]) -> str:
+    """``run()``, or "skipped": an old Triton's interpreter can't take a loop bound from NumPy >= 2.4."""
+    import numpy
+    import triton
+
+    version = tuple(int(p) for p in triton.__version__.split(".")[:2])
+    try:
+        return run()
+    except triton.runtime.errors.InterpreterError as problem:
+        old = version < (3, 9) and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0"
+        if old and "only 0-dimensional arrays" in str(problem):
+            return "skipped"
+        raise
+
+
 def double(x):
     return x.to(torch.complex128) if x.is_complex() else x.double() if x.is_floating_point() else x
 
@@ -346,8 +361,9 @@ def interpret(only: list[str]) -> dict[str, str]:
                     if (only and key not in only) or (group == "mixed" and key == "bfloat16"):
                         continue
                     label = f"{name}-{key}"
-                    out[label] = run_case(
-                        fn, make, dtype, "triton", group == "mixed", Path(folder), label.replace("-", "_")
+                    place = Path(folder), label.replace("-", "_")
+                    out[label] = attempt(
+                        lambda c=(fn, make, dtype, "triton", group == "mixed", *place): run_case(*c)
                     )
     return out
 
@@ -453,7 +469,8 @@ def interpreted() -> dict[str, str]:
 def test_triton_in_the_interpreter(interpreted):
     expected = len(FUSED) * 3 + len(MIXED) * 2
     assert len(interpreted) == expected
-    assert {name: problem for name, problem in interpreted.items() if problem} == {}
+    assert {name: problem for name, problem in interpreted.items() if problem not in ("", "skipped")} == {}
+    assert sum(problem == "skipped" for problem in interpreted.values()) < 10
 
 
 def test_triton_for_hopper():

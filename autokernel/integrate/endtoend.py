@@ -11,12 +11,14 @@ All arms of a step are timed in the same rounds, in random order.  Everything th
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -127,6 +129,7 @@ class EndToEnd:
         self.device = hardware.detect(loaded.spec.device)
         self.kind = "cuda" if loaded.spec.device.startswith("cuda") else "cpu"
         self._oracle = WholeModelOracle(loaded)
+        self._comparing = Lock()
         self._weights: Path | None = None
         self._answers: list[Answer] = []
 
@@ -447,7 +450,7 @@ class EndToEnd:
 
         def start(item: tuple[str, dict[str, Any]]) -> Arm:
             name, variant = item
-            arm, begun = Arm(name), time.monotonic()
+            arm = Arm(name)
             subject = {
                 "kind": "factory",
                 "module": "autokernel.integrate.subjects",
@@ -461,19 +464,23 @@ class EndToEnd:
             except WorkerFault as fault:
                 arm.close()
                 arm.worker, arm.fault = None, fault
-            arm.seconds = time.monotonic() - begun
             return arm
 
-        workers = 6 if self.kind == "cuda" else 2
+        begun = time.monotonic()
+        workers = max(2, min(10, (os.cpu_count() or 2) * 5 // 8))
         with ThreadPoolExecutor(workers) as pool:
-            return {arm.name: arm for arm in pool.map(start, variants.items())}
+            arms = {arm.name: arm for arm in pool.map(start, variants.items())}
+        for arm in arms.values():  # they ran side by side: each one's share of the wall clock
+            arm.seconds = (time.monotonic() - begun) / len(arms)
+        return arms
 
     def _check(self, arm: Arm) -> None:
         """Run a variant on every answer's inputs and compare."""
         assert arm.worker is not None
         answers = self._fresh()
         outputs = [arm.worker.run(a.inputs) for a in answers]
-        arm.agreement = agree(answers, outputs)
+        with self._comparing:  # float64 copies of large outputs: one set at a time
+            arm.agreement = agree(answers, outputs)
 
     def _fresh(self) -> list[Answer]:
         if not self._answers:

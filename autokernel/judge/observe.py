@@ -33,13 +33,15 @@ def poison_free_memory(like: list[Tensor], pattern: int) -> None:
     del blocks
 
 
-def shift_heap() -> list[bytearray]:
-    """Move this process's heap by a random amount; keep the result alive.
+def settle_heap() -> list[bytearray]:
+    """Bring this process's heap to where a long-running model has it, moved by a random amount.
 
-    Children of one zygote have the same addresses, so two workers that allocate in a different order differ
-    in how their buffers fall into cache sets, by the same few percent every time.  Random, it is noise that
-    the A/A calibration sees.
+    Two things make equal kernels differ by several percent for a worker's whole life.  glibc gives memory
+    back to the system, and pages it in again on every call, until a large block has once been freed: free
+    one.  And children of one zygote have the same addresses, so what was allocated before decides how
+    buffers fall into cache sets; at random it is noise, and A/A sees it.  Keep what is returned alive.
     """
+    torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)  # freed at once; just under glibc's highest limit
     sizes = random.SystemRandom()
     blocks = [bytearray(sizes.randrange(600, 16_384)) for _ in range(64)]
     sizes.shuffle(blocks)

@@ -15,6 +15,7 @@ from autokernel.records import Ratio
 
 MIN_DELTA = 0.005
 CONFIDENCE = 0.95
+P95_OVER_MEDIAN = 1.960 / 0.6745
 
 
 def order_index(n: int, alpha: float) -> int:
@@ -52,20 +53,18 @@ def paired_ratio(baseline_s: Sequence[float], candidate_s: Sequence[float]) -> R
 
 
 def calibrate_delta(blocks: Sequence[Sequence[Sequence[float]]]) -> float:
-    """delta from A/A blocks: how far the median ratio of equal arms strays here, at least 0.5 %.
+    """delta from A/A blocks: the 95th percentile of how far equal arms stray here, at least 0.5 %.
 
     A block holds the times of arms that run the same code in different processes; each pair of arms is one
-    A/A result. What counts is the widest of a block, in the quieter block: a burst from another program
-    hits single rounds, and those are what the lower bound allows for.
+    A/A result, a median log-ratio. There are too few to take their 95th percentile as it is, and bursts from
+    other programs would decide it; for normal scatter it is 2.9 times the median of their absolute values.
     """
-    return max(MIN_DELTA, min(math.expm1(_widest(block)) for block in blocks))
-
-
-def _widest(arms: Sequence[Sequence[float]]) -> float:
-    return max(
+    strays = [
         abs(statistics.median(math.log(x / y) for x, y in zip(a, b, strict=True)))
-        for a, b in itertools.combinations(arms, 2)
-    )
+        for block in blocks
+        for a, b in itertools.combinations(block, 2)
+    ]
+    return max(MIN_DELTA, math.expm1(P95_OVER_MEDIAN * statistics.median(strays)))
 
 
 def faster(ratio: Ratio, delta: float) -> bool:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from autokernel.judge.judge import Judge
 
 CALIBRATION_ROUNDS, CALIBRATION_BLOCKS = 30, 2
-TWINS = {"cpu": 2, "cuda": 1}
+TWINS = {"cpu": 3, "cuda": 1}
 SUBJECTS = {"eager": ("reference", 0), "compile": ("reference-compiled", 1)}
 LOG_LIMIT = 8000
 SWEEP_SAMPLES = 7

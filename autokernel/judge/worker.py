@@ -32,7 +32,7 @@ from autokernel.judge.observe import (
     describe,
     global_state,
     poison_free_memory,
-    shift_heap,
+    settle_heap,
 )
 from autokernel.judge.protocol import (
     ChannelClosed,
@@ -134,7 +134,7 @@ class Worker:
         os.environ.update(args["env"])
         os.environ["TMPDIR"] = args["scratch"]
         tempfile.tempdir = None
-        self.ballast = shift_heap() if self.device.type == "cpu" else []
+        self.ballast = settle_heap() if self.device.type == "cpu" else []
         self.trusted = args["trusted"]
         if not self.trusted:
             os.chdir(args["scratch"])

@@ -371,7 +371,7 @@ def _print(gm, nodes, results, single: bool, stages: Sequence[Stage], backend: s
     lines.append(f"{INDENT}return {text if single else f'({text},)' if len(results) == 1 else text}")
     ops = ", ".join(op_name(n) for n in nodes)
     kinds = {"triton": "Triton kernels", "cpp": "C++ / OpenMP kernels", "torch": "PyTorch calls only"}
-    rest = sum(1 for n in nodes if n not in owner and op_name(n) not in VIEWS)
+    rest = sum(1 for n in nodes if n not in owner and op_name(n) not in VIEWS | {"contiguous"})
     detail = f"Generated from the graph: {ops}."
     if stages and rest:
         detail += f" {rest} of its ops stay PyTorch calls."

@@ -103,8 +103,11 @@ def kernel_fn(x, weight, bias=None, residual=None):
     n, k = weight.shape
     rows = x.reshape(-1, k)
     m = rows.shape[0]
+    tile_m, tile_n, tile_k = BLOCK_M, BLOCK_N, BLOCK_K
+    if x.element_size() == 4:  # no tensor cores: the tiles live in registers
+        tile_m, tile_n, tile_k = min(tile_m, 64), min(tile_n, 64), min(tile_k, 32)
     out = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
-    matmul_kernel[(triton.cdiv(m, BLOCK_M) * triton.cdiv(n, BLOCK_N),)](
+    matmul_kernel[(triton.cdiv(m, tile_m) * triton.cdiv(n, tile_n),)](
         rows,
         weight,
         bias.contiguous() if bias is not None else weight,
@@ -121,10 +124,10 @@ def kernel_fn(x, weight, bias=None, residual=None):
         residual is not None,
         ACTIVATION,
         PRECISION,
-        k % BLOCK_K == 0,
-        BLOCK_M=BLOCK_M,
-        BLOCK_N=BLOCK_N,
-        BLOCK_K=BLOCK_K,
+        k % tile_k == 0,
+        BLOCK_M=tile_m,
+        BLOCK_N=tile_n,
+        BLOCK_K=tile_k,
         GROUP_M=GROUP_M,
         num_warps=num_warps,
         num_stages=num_stages,
