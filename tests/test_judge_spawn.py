@@ -98,13 +98,13 @@ def test_reference_and_compiled_reference_agree(judge: Judge, tmp_path: Path) ->
 
 def test_paired_ratio_of_known_times(judge: Judge) -> None:
     x = torch.ones(4)
-    with judge.spawn(factory("slow", ms=6), [x]) as a, judge.spawn(factory("slow", ms=4), [x]) as b:
-        result = judge.paired(a, b, pairs=12, inputs=[x])
-        assert result.ratio.pairs == 12 and 1.2 < result.ratio.ratio < 1.9, result
+    with judge.spawn(factory("slow", ms=30), [x]) as a, judge.spawn(factory("slow", ms=20), [x]) as b:
+        result = judge.paired(a, b, pairs=20, inputs=[x])
+        assert result.ratio.pairs == 20 and 1.2 < result.ratio.ratio < 1.9, result
         assert result.ratio.lower_bound > 1.1 and not result.gate_fault
-        assert result.a_us >= 6000 and result.b_us >= 4000
+        assert result.a_us >= 30_000 and result.b_us >= 20_000
         assert (result.drift_a, result.drift_b) == (0.0, 0.0)
-        assert 4000 <= judge.measure(b) < 12000
+        assert 20_000 <= judge.measure(b) < 40_000
 
 
 def test_outputs_of_timed_calls_that_drift_are_reported(judge: Judge) -> None:

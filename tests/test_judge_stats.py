@@ -11,7 +11,7 @@ import torch
 
 from autokernel.judge import clock
 from autokernel.judge.clock import Sample
-from autokernel.judge.stats import MIN_DELTA, calibrate_delta, faster, order_index, paired_ratio
+from autokernel.judge.stats import MAX_DELTA, MIN_DELTA, calibrate_delta, faster, order_index, paired_ratio
 
 
 def test_order_index_is_the_binomial_bound() -> None:
@@ -66,8 +66,9 @@ def test_delta_grows_with_what_equal_arms_differ_by() -> None:
     biased = [arm(1.0), arm(1.01), arm(0.99), arm(1.0)]
     delta = calibrate_delta([biased])
     assert delta == pytest.approx(2.9 * 0.01, rel=0.2)
-    burst = [arm(1.0), arm(1.0), arm(1.0), [x * (3 if i % 3 else 1) for i, x in enumerate(arm(1.0))]]
-    assert calibrate_delta([burst, biased]) < 2 * delta
+    burst = [arm(1.0), arm(2.0), arm(5.0), arm(9.0)]
+    assert calibrate_delta([burst, biased]) == delta
+    assert calibrate_delta([burst]) == MAX_DELTA
 
 
 def test_host_timer_is_right_and_keeps_each_buffers_last_result() -> None:

@@ -169,7 +169,7 @@ def fragment(
     out.helpers = {name: HELPERS[name] for name in HELPERS if name in helpers}
     big = max(width, out_width) > 128 or exact
     tile = {
-        "BLOCK_M": 64 if big or rows < 128 else 128,
+        "BLOCK_M": 32 if exact else 64 if big or rows < 128 else 128,
         "BLOCK_N": 32 if exact else 64,
         "num_warps": 4 if big or rows < 128 else 8,
         "num_stages": 2 if exact else 3,

@@ -113,9 +113,12 @@ def attention_kernel(
 def kernel_fn(q, k, v, mask=None):
     batch, heads, rows, dim = q.shape
     columns = k.shape[2]
+    tile_m, tile_n, warps = BLOCK_M, BLOCK_N, num_warps
+    if q.element_size() == 4:  # no tensor cores: the tiles live in registers
+        tile_m, tile_n, warps = min(tile_m, 32), min(tile_n, 32), 4
     out = torch.empty((batch, heads, rows, dim), dtype=q.dtype, device=q.device)
     full = mask.expand(batch, heads, rows, columns) if mask is not None else q
-    attention_kernel[(triton.cdiv(rows, BLOCK_M), batch * heads)](
+    attention_kernel[(triton.cdiv(rows, tile_m), batch * heads)](
         q,
         k,
         v,
@@ -134,10 +137,10 @@ def kernel_fn(q, k, v, mask=None):
         CAUSAL,
         mask is not None,
         PRECISION,
-        BLOCK_M=BLOCK_M,
-        BLOCK_N=BLOCK_N,
+        BLOCK_M=tile_m,
+        BLOCK_N=tile_n,
         BLOCK_D=max(16, triton.next_power_of_2(dim)),
-        num_warps=num_warps,
+        num_warps=warps,
         num_stages=num_stages,
     )
     return out

@@ -1,0 +1,113 @@
+"""Run `autokernel optimize` on the shipped models on a GPU, and write down what came of it, as text.
+
+    python benchmarks/run_suite.py --out benchmarks/h200 [--models gpt2 llama] [--budget 260s]
+
+For every model: the command's own output, its results.tsv, report.md and the kernels that stayed in the
+model go to ``OUT/<model>/``; ``OUT/suite.md`` is one table over all of them, with device, versions and date.
+Each ratio comes from one run in which both sides were timed in the same rounds.  A model whose folder
+already holds a result is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+MODELS = {"gpt2": "models/gpt2.py", "llama": "models/llama.py"}
+LIMIT_S = 600
+
+
+def run(name: str, out: Path, runs: Path, arguments: argparse.Namespace) -> None:
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [
+        sys.executable, "-m", "autokernel", "optimize", MODELS[name], "--device", arguments.device,
+        "--dtype", arguments.dtype, "--top", str(arguments.top), "--run", str(runs / name),
+    ]  # fmt: skip
+    if arguments.budget:
+        command += ["--budget", arguments.budget]
+    if arguments.max_autotune:
+        command += ["--max-autotune"]
+    begun = time.monotonic()
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    with (folder / "output.txt").open("w", encoding="utf-8") as log:
+        subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, check=False)
+    seconds = time.monotonic() - begun
+    for file in ("results.tsv", "report.md", "run.json", "profile.json"):
+        if (runs / name / file).exists():
+            shutil.copy(runs / name / file, folder / file)
+    if (runs / name / "optimized").exists():
+        shutil.copytree(runs / name / "optimized", folder / "optimized", dirs_exist_ok=True)
+    (folder / "seconds.txt").write_text(f"{seconds:.0f}\n", encoding="utf-8")
+
+
+def table(out: Path) -> str:
+    """One row per model, from the journals alone."""
+    from autokernel.report.summary import summarize
+    from autokernel.results import read_results
+
+    lines = [
+        "| model | best baseline | latency | ours | speed-up over the best baseline (95 % interval) | over eager | "
+        "error / eager's | kernels in | optimized in |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    about = ""
+    for name in MODELS:
+        folder = out / name
+        if not (folder / "results.tsv").exists():
+            continue
+        summary = summarize(read_results(folder / "results.tsv"))
+        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        about = f"{summary.device}; " + ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
+        best = next((b for b in summary.baselines if b.best), None)
+        ours = f"{summary.latency_us:.0f} µs" if summary.latency_us else "-"
+        ratio = (
+            f"**{summary.speedup:.3f}×** ({summary.ci_low:.3f} to {summary.ci_high:.3f})"
+            if summary.speedup
+            else "nothing beat it"
+        )
+        eager = f"{summary.speedup_vs_eager:.2f}×" if summary.speedup_vs_eager else "-"
+        error = f"{summary.error_ratio:.2f}" if summary.error_ratio is not None else "-"
+        kept = sum(k.outcome == "in the model" for k in summary.kernels)
+        seconds = (folder / "seconds.txt").read_text().strip()
+        lines.append(
+            f"| {name} | {best.backend if best else '-'} | {best.latency_us if best else 0:.0f} µs | {ours} | "
+            f"{ratio} | {eager} | {error} | {kept} | {seconds} s |"
+        )
+    return f"{time.strftime('%Y-%m-%d')}; {about}\n\n" + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="float16")
+    parser.add_argument("--top", type=int, default=10)
+    parser.add_argument("--budget", default="")
+    parser.add_argument("--max-autotune", action="store_true")
+    arguments = parser.parse_args()
+    out = arguments.out.resolve()
+    for name in arguments.models:
+        if not (out / name / "seconds.txt").exists():
+            run(name, out, arguments.runs.resolve(), arguments)
+            print((out / name / "output.txt").read_text(encoding="utf-8")[-6000:])
+    text = table(out)
+    (out / "suite.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
