@@ -136,6 +136,11 @@ def _run(session: Session, options: Options, provider: Provider | None) -> None:
         interrupt.check()
         plans = scheduler.plan(session.tasks(options.top))
         interrupt.check()
+        if session.loaded.spec.device.startswith("cuda"):
+            wanted = [p.task for p in plans if p.effort != "skip"]
+            with working(f"Compiling the references of {len(wanted)} tasks …", out):
+                plans = scheduler.reordered(plans, judge.prepare(wanted))
+            interrupt.check()
         results = run_tasks(
             plans,
             session.journal,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from judge_tasks import rms_task, write_kernel
 
-from autokernel.judge import Judge
+from autokernel.judge import Judge, TaskError
 
 POINT = """
 BACKEND = "torch"
@@ -25,6 +26,11 @@ def kernel_fn(x, weight):
     return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, 1e-5)
 """
 
+GOOD = """
+def kernel_fn(x, weight):
+    return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, 1e-5)
+"""
+
 
 def test_every_point_has_a_verdict(tmp_path: Path) -> None:
     """Failing points cost themselves only, and a slower point is seen to be slower."""
@@ -37,3 +43,23 @@ def test_every_point_has_a_verdict(tmp_path: Path) -> None:
     assert fast.latency_us is not None and slow.latency_us is not None
     assert slow.latency_us > 3 * fast.latency_us
     assert "no such block" in raised.reason
+
+
+def test_tasks_prepared_side_by_side(tmp_path: Path) -> None:
+    """They are the same judges that `open` makes one by one, and a broken reference costs only itself."""
+    first, second = rms_task(tmp_path / "a"), rms_task(tmp_path / "b")
+    second.fingerprint = "b" * 64
+    broken = rms_task(tmp_path / "c")
+    broken.fingerprint = "c" * 64
+    (broken.dir / "reference.py").write_text("class Model: pass\n")
+    good = write_kernel(tmp_path, GOOD, "good.py")
+    with Judge("cpu") as judge:
+        baselines = judge.prepare([first, second, broken])
+        assert set(baselines) == {first.fingerprint, second.fingerprint}
+        assert all(b["eager"] > 0 for b in baselines.values())
+        for task in (first, second):
+            with judge.open(task) as opened:
+                assert opened.baselines == baselines[task.fingerprint]
+                assert opened.judge(good).correct
+        with pytest.raises(TaskError):
+            judge.open(broken)

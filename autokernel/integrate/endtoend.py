@@ -420,14 +420,14 @@ class EndToEnd:
         if ratio.lower_bound <= 1.0:
             return f"not faster than {baseline.name} ({_interval(ratio)})"
         assert baseline.worker is not None and ours.worker is not None
-        theirs, mine = baseline.worker.peak_bytes, ours.worker.peak_bytes
+        theirs, mine = baseline.worker.held_bytes, ours.worker.held_bytes
         if theirs and mine > MAX_MEMORY_RATIO * theirs:
             return (
                 f"peak memory {mine / 2**20:.0f} MiB, {baseline.name} {theirs / 2**20:.0f} (limit 1.1 times)"
             )
         ours.worker.run()
-        if theirs and ours.worker.peak_bytes > 1.02 * mine + 2**20:
-            later = ours.worker.peak_bytes / 2**20
+        if theirs and ours.worker.held_bytes > 1.02 * mine + 2**21:
+            later = ours.worker.held_bytes / 2**20
             return f"memory grows with every call: {mine / 2**20:.0f} -> {later:.0f} MiB"
         return ""
 
@@ -507,12 +507,12 @@ class EndToEnd:
     # --- rows -------------------------------------------------------------------------------------------
 
     def _row(self, arm: Arm, *, backend: str, description: str) -> Experiment:
-        peak = arm.worker.peak_bytes / 2**20 if arm.worker is not None and arm.worker.peak_bytes else None
+        held = arm.worker.held_bytes / 2**20 if arm.worker is not None else 0.0
         return Experiment(
             experiment=0,
             tag=self.run_dir.name,
             kernel_type="model",
-            peak_vram_mb=peak,
+            peak_vram_mb=held or None,
             description=description,
             time=now(),
             task="model",

@@ -48,10 +48,12 @@ class WorkerFault(Exception):
 
 @dataclass(slots=True)
 class Ran:
-    """What one RUN reported: the outputs of each slot, and the device memory it took at its peak (bytes)."""
+    """What one RUN reported: the outputs of each slot; bytes of device memory that the call took at its peak,
+    and that the process holds altogether after it."""
 
     outputs: dict[int, list[OutputRecord]]
     peak_bytes: float
+    held_bytes: float = 0.0
 
 
 @dataclass(slots=True)
@@ -148,7 +150,8 @@ class Worker:
         deadline_s = deadline_s or (self.deadlines.compile_s if first else self.deadlines.run_s)
         args = {"subject": subject, "slots": list(slots), "pattern": pattern}
         reply = self.call(Op.RUN, args, deadline_s).reply
-        return Ran(_by_slot(reply), reply.doubles[0] if reply.doubles else 0.0)
+        peak, held = (*reply.doubles, 0.0, 0.0)[:2]
+        return Ran(_by_slot(reply), peak, held)
 
     def repack(self, subject: int) -> None:
         self.call(Op.REPACK, {"subject": subject}, self.deadlines.run_s)

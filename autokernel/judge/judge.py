@@ -12,7 +12,9 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from autokernel.judge.handle import Worker, WorkerFault
 from autokernel.judge.launch import Deadlines, Launcher
 from autokernel.judge.layout import TensorSpec
 from autokernel.judge.spawned import PairedResult, SpawnedWorker
-from autokernel.judge.task_judge import TaskJudge
+from autokernel.judge.task_judge import TaskError, TaskJudge
 from autokernel.records import Task
 
 
@@ -60,6 +62,8 @@ class Judge:
         self._tasks: list[TaskJudge] = []
         self._spawned: list[SpawnedWorker] = []
         self._ipc: bool | None = None
+        self._ready: dict[str, TaskJudge | TaskError] = {}
+        self.preparing = RLock()
 
     @property
     def ipc(self) -> bool:
@@ -88,10 +92,42 @@ class Judge:
 
     def open(self, task: Task) -> TaskJudge:
         """Load the task's reference, start and time its baselines. Raises TaskError if it can't be judged."""
+        ready = self._ready.pop(task.fingerprint, None)
+        if isinstance(ready, TaskError):
+            raise ready
+        if ready is not None:
+            return ready
         self.launcher.refill()
         task_judge = TaskJudge(self, task)
         self._tasks.append(task_judge)
+        task_judge.calibrate()
         return task_judge
+
+    def prepare(self, tasks: Sequence[Task], workers: int = 6) -> dict[str, dict[str, float]]:
+        """Open several tasks side by side, so that their compilers run in parallel; `open` then returns them.
+
+        Returns each task's baselines (us) by fingerprint: how long the region takes by itself, eager and as
+        torch.compile would run it. A task that can't be judged is missing, and `open` says why.
+        """
+
+        def prepared(task: Task) -> TaskJudge | TaskError:
+            try:
+                return TaskJudge(self, task)
+            except TaskError as error:
+                return error
+
+        with ThreadPoolExecutor(workers) as pool:
+            opened = dict(zip([t.fingerprint for t in tasks], pool.map(prepared, tasks), strict=True))
+        for fingerprint, item in opened.items():
+            if isinstance(item, TaskJudge):
+                self._tasks.append(item)
+                try:
+                    item.calibrate()
+                except TaskError as error:
+                    item.close()
+                    opened[fingerprint] = error
+        self._ready |= opened
+        return {f: j.baselines for f, j in opened.items() if isinstance(j, TaskJudge)}
 
     def forget(self, task_judge: TaskJudge) -> None:
         if task_judge in self._tasks:

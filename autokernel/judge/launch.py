@@ -181,8 +181,7 @@ class Launcher:
     ) -> None:
         self.deadlines = deadlines
         self.device, self.scratch, self.threads = device, scratch, threads
-        # A device context takes seconds to make, but many can be made at once: refill rarely, and in bulk.
-        self.pool_size = pool if pool is not None else (8 if device.startswith("cuda") else 1)
+        self.pool_size = pool if pool is not None else (2 if device.startswith("cuda") else 1)
         self._lock = threading.RLock()
         self._warming: list[WorkerProcess] = []
         self._zygote: subprocess.Popen[bytes] | None = None
@@ -238,6 +237,9 @@ class Launcher:
         """A warm worker, from the pool if it has one.  May be called from several threads."""
         with self._lock:
             process = self._warming.pop(0) if self._warming else self._fork()
+            if self.device.startswith("cuda"):
+                # A device context takes seconds: the next worker's is made while this one compiles.
+                self.refill()
         try:
             process.wait_warm()
         except LaunchError:
@@ -247,14 +249,10 @@ class Launcher:
         return process
 
     def refill(self) -> None:
-        """Fill an empty pool.  Call it only when nothing is being timed.
-
-        A pool that still has a worker is left alone: topping it up after every candidate would make each of
-        them wait for a device context.
-        """
+        """Start warming workers up to the pool's size.  Call it only when nothing is being timed."""
         with self._lock:
-            if not self._warming:
-                self._warming += [self._fork() for _ in range(self.pool_size)]
+            while len(self._warming) < self.pool_size:
+                self._warming.append(self._fork())
 
     def settle(self) -> None:
         """Wait until no worker is warming up, so that the machine is quiet for a measurement."""
@@ -303,4 +301,12 @@ def cache_folders(scratch: Path, *, trusted: bool) -> dict[str, Any]:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"), "TRITON_CACHE_DIR": str(base / "triton")}
     if not trusted:
         env |= {"HOME": str(scratch), "XDG_CACHE_HOME": str(base)}
+        _seed(user_cache_path("autokernel") / "triton", base / "triton")
     return env
+
+
+def _seed(shared: Path, private: Path) -> None:
+    """Copy what Triton would compile first in an empty cache: its own driver stub, which takes seconds."""
+    for stub in shared.glob("*/cuda_utils*.so"):
+        with contextlib.suppress(OSError):
+            shutil.copytree(stub.parent, private / stub.parent.name, dirs_exist_ok=True)

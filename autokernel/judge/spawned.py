@@ -71,7 +71,7 @@ class SpawnedWorker:
         self._outputs: Arena | None = None
         self.output_specs: list[TensorSpec] = []
         self.prepared: Prepared | None = None
-        self.peak_bytes = 0.0
+        self.held_bytes = 0.0
         self._first_run = True
         trusted = subject["kind"] != "kernel"
         self.worker = Worker(launcher, trusted=trusted, allow_tf32=allow_tf32)
@@ -111,7 +111,7 @@ class SpawnedWorker:
             self._outputs.sync()
         ran = self.worker.run(SUBJECT, [0], deadline_s=deadline_s)
         records = ran.outputs.get(0, [])
-        self.peak_bytes = ran.peak_bytes
+        self.held_bytes = ran.held_bytes
         if not self._fits(records):  # the first run, or another structure: make room for it and run again
             shapes = [TensorSpec(DTYPES[r.dtype], r.shape, r.shape).contiguous() for r in records]
             self._attach_outputs(shapes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from autokernel.judge.judge import Judge
 
 CALIBRATION_ROUNDS, CALIBRATION_BLOCKS = 30, 2
-TWINS = {"cpu": 3, "cuda": 1}
+TWINS = {"cpu": 3, "cuda": 0}
+"""Processes that run eager once more.  On a device the process makes no difference (work is timed there, in a
+CUDA graph), so that eager is measured against itself."""
 SUBJECTS = {"eager": ("reference", 0), "compile": ("reference-compiled", 1)}
 LOG_LIMIT = 8000
 SWEEP_SAMPLES = 7
@@ -52,28 +55,32 @@ class TaskJudge:
         self.delta = 0.0
         self.graph = self.device.type == "cuda"
         self._baseline: Worker | None = None
-        torch.backends.cuda.matmul.allow_tf32 = task.allow_tf32
-        torch.backends.cudnn.allow_tf32 = task.allow_tf32
-        self.source = InputSource(task, self.device)
-        try:
-            reference = load_reference(task.dir / "reference.py", self.device)
-            self.maker = CaseMaker(self.source, reference)
-            self.output_specs = self.maker.output_specs()
-        except AutokernelError:
-            raise
-        except Exception as error:  # a user's reference may raise anything
-            raise TaskError(
-                f"{task.dir / 'reference.py'} does not run: {type(error).__name__}: {error}"
-            ) from error
-        self._check_ports()
-        self.may_alias = self._aliasing_outputs(reference)
-        specs = [spec_of(p) for p in task.inputs]
-        self.inputs = InputBuffers(
-            task, specs, self._slots(reference, specs), self.device, judge.scratch, ipc=judge.ipc
-        )
+        self._screened: tuple[Path, Worker] | None = None
+        self._sweeper: Worker | None = None
+        self._numbers = itertools.count()
+        self._parent: tuple[Path, Worker] | None = None
         self._outputs: dict[str, OutputBuffers] = {}
+        with judge.preparing:  # float64 is the whole process's default dtype while a reference is evaluated
+            torch.backends.cuda.matmul.allow_tf32 = task.allow_tf32
+            torch.backends.cudnn.allow_tf32 = task.allow_tf32
+            self.source = InputSource(task, self.device)
+            try:
+                reference = load_reference(task.dir / "reference.py", self.device)
+                self.maker = CaseMaker(self.source, reference)
+                self.output_specs = self.maker.output_specs()
+            except AutokernelError:
+                raise
+            except Exception as error:  # a user's reference may raise anything
+                raise TaskError(
+                    f"{task.dir / 'reference.py'} does not run: {type(error).__name__}: {error}"
+                ) from error
+            self._check_ports()
+            self.may_alias = self._aliasing_outputs(reference)
+            specs = [spec_of(p) for p in task.inputs]
+            self.inputs = InputBuffers(
+                task, specs, self._slots(reference, specs), self.device, judge.scratch, ipc=judge.ipc
+            )
         self._start_baselines()
-        self._calibrate()
 
     # -- opening -------------------------------------------------------------------------------------
 
@@ -111,11 +118,12 @@ class TaskJudge:
         self._baseline = worker
         buffers = self._output_buffers("baseline")
         buffers.attach(worker, self.inputs)
-        cases = [self.maker.make("normal") for _ in range(2)]
-        self.inputs.write_statics(cases[0].inputs)
-        for slot in range(self.inputs.count):
-            self.inputs.write(slot, cases[slot % 2].inputs)
-        self.inputs.arena.sync()
+        with self.owner.preparing:
+            cases = [self.maker.make("normal") for _ in range(2)]
+            self.inputs.write_statics(cases[0].inputs)
+            for slot in range(self.inputs.count):
+                self.inputs.write(slot, cases[slot % 2].inputs)
+            self.inputs.arena.sync()
         path = str(self.task.dir / "reference.py")
         graph = self.graph
         for name, (kind, number) in SUBJECTS.items():
@@ -124,7 +132,8 @@ class TaskJudge:
             try:
                 worker.load(number, {"kind": kind, "path": path})
                 worker.run(number, [0], first=True)
-                result = self.maker.check(cases[0], buffers.outputs(0), worst_e0(cases))
+                with self.owner.preparing:
+                    result = self.maker.check(cases[0], buffers.outputs(0), worst_e0(cases))
                 if not result.ok:
                     self.baseline_failures[name] = f"incorrect: {result.reason}"
                     continue
@@ -139,8 +148,8 @@ class TaskJudge:
                     return
         self.graph = graph
 
-    def _calibrate(self) -> None:
-        """Latencies of the baselines, and how far equal arms stray on this device.
+    def calibrate(self) -> None:
+        """Latencies of the baselines, and how far equal arms stray on this device. Part of `Judge.open`.
 
         The same code in another process can be steadily faster or slower by a percent (memory layout, core),
         so A/A is measured between processes: that is how a candidate meets its baseline, too.
@@ -158,8 +167,10 @@ class TaskJudge:
             for i in range(TWINS[self.device.type]):
                 twins.append(self._twin(f"twin{i}"))
             self.launcher.settle()
+            arms = self.baseline_arms()
+            again = [] if twins else [WorkerArm("twin", arms[0].worker, arms[0].subject)]
             return clock.interleave(
-                [*self.baseline_arms(), *twins],
+                [*arms, *twins, *again],
                 CALIBRATION_ROUNDS,
                 buffers=self.inputs.count,
                 pause_s=clock.pause_for(self.device),
@@ -194,7 +205,16 @@ class TaskJudge:
         ]
 
     def start_kernel(self, path: Path, outputs: OutputBuffers) -> Worker:
-        """A fresh untrusted worker with the kernel loaded and the buffers mapped. Raises WorkerFault."""
+        """An untrusted worker with the kernel loaded and the buffers mapped. Raises WorkerFault.
+
+        A fresh process, unless the screening of the same file has just left its own for the promotion.
+        """
+        if self._screened is not None:
+            (screened, worker), self._screened = self._screened, None
+            if screened == path and outputs is self._outputs.get("candidate") and worker.alive:
+                worker.repack(SUBJECT)
+                return worker
+            worker.close()
         worker = self._worker(outputs)
         try:
             worker.load(SUBJECT, self._kernel_spec(path))
@@ -255,9 +275,13 @@ class TaskJudge:
                     break
         finally:
             log = trial.worker.process.log.text(0.05) if trial.worker is not None else ""
+            verdict = self._verdict(trial, result)
+            promising = verdict.status == "keep" and tier == "screen" and self.device.type == "cuda"
+            if promising and trial.worker is not None:
+                # A device context costs more than a verdict: the promotion goes on in this process.
+                self._screened, trial.worker = (Path(source), trial.worker), None
             trial.close()
             self.launcher.refill()  # warms up while nothing is timed: until the next candidate is
-        verdict = self._verdict(trial, result)
         verdict.stages, verdict.seconds = stages, time.perf_counter() - begin
         verdict.log = verdict.log or log[-LOG_LIMIT:]
         return verdict
@@ -268,37 +292,32 @@ class TaskJudge:
         Each is checked on one secret case and timed alone, by the worker's clock; ``discard`` carries that
         time, and whatever wins has to go through `judge` like any other candidate.
         """
-        worker: Worker | None = None
         case = self.maker.make("normal")
         e0 = worst_e0([case, self.maker.make("normal")])
         verdicts = []
-        try:
-            for number, source in enumerate(sources):
-                begin = time.perf_counter()
-                self.inputs.write_statics(case.inputs)
-                for slot in range(self.inputs.count):
-                    self.inputs.write(slot, case.inputs)
-                self.inputs.arena.sync()
-                try:
-                    if worker is None or worker.closed:
-                        worker = self._worker(self.candidate_outputs)
-                    verdict = self._point(worker, number, source, case, e0)
-                except WorkerFault as fault:
-                    verdict = Verdict(fault.status, fault.reason, log=fault.log[-LOG_LIMIT:])
-                except LaunchError as error:
-                    verdict = Verdict("infra_error", str(error))
-                verdict.seconds = time.perf_counter() - begin
-                verdicts.append(verdict)
-        finally:
-            if worker is not None:
-                worker.close()
-            self.launcher.refill()
+        for source in sources:
+            number = next(self._numbers)
+            begin = time.perf_counter()
+            self.inputs.write_statics(case.inputs)
+            for slot in range(self.inputs.count):
+                self.inputs.write(slot, case.inputs)
+            self.inputs.arena.sync()
+            try:
+                if self._sweeper is None or self._sweeper.closed:
+                    self._sweeper = self._worker(self._output_buffers("sweep"))
+                verdict = self._point(self._sweeper, number, source, case, e0)
+            except WorkerFault as fault:
+                verdict = Verdict(fault.status, fault.reason, log=fault.log[-LOG_LIMIT:])
+            except LaunchError as error:
+                verdict = Verdict("infra_error", str(error))
+            verdict.seconds = time.perf_counter() - begin
+            verdicts.append(verdict)
         return verdicts
 
     def _point(
         self, worker: Worker, number: int, source: Path, case: Case, e0: Sequence[Measures]
     ) -> Verdict:
-        outputs = self.candidate_outputs
+        outputs = self._output_buffers("sweep")
         worker.load(number, self._kernel_spec(source))
         outputs.poison()
         worker.run(number, [0], first=True)
@@ -353,7 +372,30 @@ class TaskJudge:
         best = min((r.ratio, name) for name, r in trial.ratios.items())[1]
         return best, trial.ratios[best]
 
+    def parent_worker(self, path: Path) -> Worker:
+        """The parent's worker, kept from one candidate to the next. Raises WorkerFault."""
+        if self._parent is not None:
+            kept, worker = self._parent
+            if kept == path and worker.alive:
+                worker.repack(SUBJECT)  # static inputs may have changed since
+                return worker
+            worker.close()
+            self._parent = None
+        worker = self._worker(self.parent_outputs)
+        try:
+            worker.load(SUBJECT, self._kernel_spec(path))
+        except WorkerFault:
+            worker.close()
+            raise
+        self._parent = (path, worker)
+        return worker
+
     def close(self) -> None:
+        for held in (self._screened, self._parent):
+            if held is not None:
+                held[1].close()
+        if self._sweeper is not None:
+            self._sweeper.close()
         if self._baseline is not None:
             self._baseline.close()
         for buffers in self._outputs.values():

@@ -170,6 +170,8 @@ class Worker:
             self.input_arena.pull()
         slots, pattern = args["slots"], args.get("pattern")
         targets = [subject.bind(self.inputs[slot]) for slot in slots]
+        if self.device.type == "cuda" and not subject.strict:
+            torch.cuda.empty_cache()  # what compilers tried out and gave back is no part of the model
         before = self._reset_peak()
         results: list[list[Tensor]] = []
         for slot, (fn, values) in zip(slots, targets, strict=True):
@@ -179,7 +181,10 @@ class Worker:
             del values
         self._synchronize()
         peak = self._peak() - before
-        reply = Reply(tensors=self._copy_out(dict(zip(slots, results, strict=True))), doubles=[float(peak)])
+        reply = Reply(
+            tensors=self._copy_out(dict(zip(slots, results, strict=True))),
+            doubles=[float(peak), self._held()],
+        )
         return self._unless_state_changed(reply)
 
     def repack(self, args: dict[str, Any]) -> Reply:
@@ -266,6 +271,10 @@ class Worker:
             return 0
         torch.cuda.reset_peak_memory_stats(self.device)
         return torch.cuda.memory_allocated(self.device)
+
+    def _held(self) -> float:
+        """Device memory that the process holds, weights and graph pools included."""
+        return float(torch.cuda.memory_reserved(self.device)) if self.device.type == "cuda" else 0.0
 
     def _peak(self) -> int:
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0

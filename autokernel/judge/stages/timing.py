@@ -89,45 +89,38 @@ def timing_cases(trial: Trial) -> list[Case]:
 def run(trial: Trial) -> StageResult:
     judge = trial.task_judge
     worker, outputs = trial.running
-    parent_worker = None
     try:
-        try:
-            candidate = CheckedArm("candidate", trial, worker, outputs)
-            prepared = worker.prepare(SUBJECT, range(judge.inputs.count), graph=judge.graph)
-        except WorkerFault as fault:
-            return failed(fault.status, fault.reason)
-        if prepared.note:
-            trial.notes.append(f"timed as plain launches ({prepared.note})")
-        baseline = judge.baseline_arms()
-        arms: list[WorkerArm] = [*baseline, candidate]
-        calls = {candidate.name: prepared.calls}
-        if trial.parent is not None:
-            parent_worker = _add_parent(trial, arms, calls)
-        judge.launcher.settle()
-        try:
-            rounds = _measure(trial, arms, calls, ROUNDS[trial.tier])
-        except WorkerFault as fault:
-            return failed(fault.status, fault.reason)
-        return _conclude(trial, rounds, [a.name for a in arms])
-    finally:
-        if parent_worker is not None:
-            parent_worker.close()
+        candidate = CheckedArm("candidate", trial, worker, outputs)
+        prepared = worker.prepare(SUBJECT, range(judge.inputs.count), graph=judge.graph)
+    except WorkerFault as fault:
+        return failed(fault.status, fault.reason)
+    if prepared.note:
+        trial.notes.append(f"timed as plain launches ({prepared.note})")
+    baseline = judge.baseline_arms()
+    arms: list[WorkerArm] = [*baseline, candidate]
+    calls = {candidate.name: prepared.calls}
+    if trial.parent is not None:
+        _add_parent(trial, arms, calls)
+    judge.launcher.settle()
+    try:
+        rounds = _measure(trial, arms, calls, ROUNDS[trial.tier])
+    except WorkerFault as fault:
+        return failed(fault.status, fault.reason)
+    return _conclude(trial, rounds, [a.name for a in arms])
 
 
-def _add_parent(trial: Trial, arms: list[WorkerArm], calls: dict[str, int]) -> Worker | None:
+def _add_parent(trial: Trial, arms: list[WorkerArm], calls: dict[str, int]) -> None:
     """The parent in a worker of its own. One that fails now is left out, and the verdict says so."""
     judge = trial.task_judge
     assert trial.parent is not None
-    worker = None
     try:
         buffers = judge.parent_outputs
-        worker = judge.start_kernel(trial.parent, buffers)
+        worker = judge.parent_worker(trial.parent)
         arm = CheckedArm("parent", trial, worker, buffers)
         calls[arm.name] = worker.prepare(SUBJECT, range(judge.inputs.count), graph=judge.graph).calls
         arms.append(arm)
     except WorkerFault as fault:
         trial.notes.append(f"the parent could not be measured ({fault.reason.splitlines()[0]})")
-    return worker
 
 
 def _measure(trial: Trial, arms: list[WorkerArm], calls: dict[str, int], rounds: int) -> clock.Rounds:
