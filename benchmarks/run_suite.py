@@ -1,6 +1,7 @@
-"""Run `autokernel optimize` on the shipped models on a GPU, and write down what came of it, as text.
+"""Run `autokernel optimize` on the shipped models, and write down what came of it, as text.
 
-    python benchmarks/run_suite.py --out benchmarks/h200 [--models gpt2 llama] [--budget 260s]
+    python benchmarks/run_suite.py --out benchmarks/h200
+    python benchmarks/run_suite.py --out benchmarks/cpu --models nano --device cpu --dtype float32
 
 For every model: the command's own output, its results.tsv, report.md and the kernels that stayed in the
 model go to ``OUT/<model>/``; ``OUT/suite.md`` is one table over all of them, with device, versions and date.
@@ -22,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-MODELS = {"gpt2": "models/gpt2.py", "llama": "models/llama.py"}
+MODELS = {"gpt2": "models/gpt2.py", "llama": "models/llama.py", "nano": "models/nano.py"}
 LIMIT_S = 600
 
 
@@ -56,8 +57,8 @@ def table(out: Path) -> str:
     from autokernel.results import read_results
 
     lines = [
-        "| model | best baseline | latency | ours | speed-up over the best baseline (95 % interval) | over eager | "
-        "error / eager's | kernels in | optimized in |",
+        "| model | best baseline | latency | ours | speed-up over the best baseline (95 % interval) "
+        "| over eager | error / eager's | kernels in | optimized in |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     about = ""
@@ -79,10 +80,8 @@ def table(out: Path) -> str:
         error = f"{summary.error_ratio:.2f}" if summary.error_ratio is not None else "-"
         kept = sum(k.outcome == "in the model" for k in summary.kernels)
         seconds = (folder / "seconds.txt").read_text().strip()
-        lines.append(
-            f"| {name} | {best.backend if best else '-'} | {best.latency_us if best else 0:.0f} µs | {ours} | "
-            f"{ratio} | {eager} | {error} | {kept} | {seconds} s |"
-        )
+        rival = f"{best.backend} | {best.latency_us:.0f} µs" if best and best.latency_us else "- | -"
+        lines.append(f"| {name} | {rival} | {ours} | {ratio} | {eager} | {error} | {kept} | {seconds} s |")
     return f"{time.strftime('%Y-%m-%d')}; {about}\n\n" + "\n".join(lines) + "\n"
 
 
@@ -92,7 +91,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["gpt2", "llama"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--top", type=int, default=10)

@@ -176,17 +176,23 @@ class EndToEnd:
         result: dict[str, float] = {}
         eager = rounds.get("eager")
         for name, arm in arms.items():
-            row = self._row(arm, backend=name, description="whole model as torch gives it")
             if name in live:
-                samples = rounds[name]
-                result[name] = row.latency_us = _median_us(samples)
-                row.status = "baseline"
-                row.speedup_vs_pytorch = paired_ratio(eager, samples).ratio if eager else None
-                row.reason = "" if arm.ready else f"differs from float64 more than eager does: {arm.why_not}"
+                result[name] = _median_us(rounds[name])
+                self._write_baseline(arm, rounds[name], eager, "whole model as torch gives it")
             else:
+                row = self._row(arm, backend=name, description="whole model as torch gives it")
                 row.status, row.reason = arm.fault.status if arm.fault else "crash", arm.why_not
-            self._write(row)
+                self._write(row)
         return result
+
+    def _write_baseline(
+        self, arm: Arm, samples: list[float], eager: list[float] | None, description: str
+    ) -> None:
+        row = self._row(arm, backend=arm.name, description=description)
+        row.status, row.latency_us = "baseline", _median_us(samples)
+        row.speedup_vs_pytorch = paired_ratio(eager, samples).ratio if eager else None
+        row.reason = "" if arm.ready else f"differs from float64 more than eager does: {arm.why_not}"
+        self._write(row)
 
     # --- selection --------------------------------------------------------------------------------------
 
@@ -391,12 +397,16 @@ class EndToEnd:
                 selection.why = self._reject(baseline, ours, selection.ratio)
                 eager = rounds.get("eager", rounds[baseline.name])
                 vs_eager = paired_ratio(eager, rounds["ours"]).ratio
+                for arm in timed:
+                    if arm is not ours:
+                        self._write_baseline(arm, rounds[arm.name], eager, "again, beside the result")
             else:
                 rounds, vs_eager, selection.why = {}, None, ours.why_not
             selection.improved = ours.ready and not selection.why
             self._write_variant(
                 ours, chosen, executor, rounds, baseline.name, keep=selection.improved, reason=selection.why,
-                strategy="final", vs_eager=vs_eager, description=f"{executor}, {len(chosen)} kernels",
+                candidate=",".join(k.id for k in chosen), strategy="final", vs_eager=vs_eager,
+                description=f"{executor}, {len(chosen)} kernels",
             )  # fmt: skip
         finally:
             for arm in arms.values():

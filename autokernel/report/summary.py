@@ -157,8 +157,12 @@ def _kernel(task: str, rows: Sequence[Experiment], ours: Sequence[Experiment]) -
     attempts = [r for r in rows if r.candidate and r.status != "baseline"]
     ids = {r.candidate for r in attempts}
     added = [r for r in ours if not r.parent and r.candidate in ids]
+    final = final_row(ours)
+    inside = [r for r in kept + correct if final and r.candidate in final.candidate.split(",")]
+    if inside:  # one of several kernels that the model was tried with
+        added = [r for r in added if r.candidate == inside[-1].candidate]
     tried = [r for r in kept + correct if added and r.candidate == added[-1].candidate]
-    best = (tried or kept or [min(correct, key=lambda r: r.latency_us or 0.0, default=None)])[-1]
+    best = (inside or tried or kept or [min(correct, key=lambda r: r.latency_us or 0.0, default=None)])[-1]
     line = KernelLine(task=task, family=rows[0].kernel_type, attempts=len(attempts))
     if best is None:
         failed = [r for r in rows if r.status != "baseline" and r.reason]
@@ -170,7 +174,9 @@ def _kernel(task: str, rows: Sequence[Experiment], ours: Sequence[Experiment]) -
     line.speedup_vs_eager, line.speedup_vs_compile = best.speedup_vs_pytorch, best.speedup_vs_compile
     line.ci_low, line.ci_high = best.ci_low, best.ci_high
     left_out = [r for r in ours if r.parent == best.candidate]
-    if not added:
+    if inside:
+        line.outcome = IN
+    elif not added:
         line.outcome, line.why = (KEPT_ALONE, "") if kept else (NOT_FASTER, best.reason)
     elif added[-1].status != "keep":
         line.outcome, line.why = EVICTED, added[-1].reason or "the model is not faster with it"

@@ -1,0 +1,93 @@
+"""What a variant of the whole model may differ by, and CUDA graphs that never overwrite a result."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import small
+from torch import Tensor, nn
+
+from autokernel.integrate.cuda_graph import CudaGraph
+from autokernel.integrate.whole_model import Answer, WholeModelOracle, agree
+
+
+def answer(noise: float = 1e-3) -> Answer:
+    generator = torch.Generator().manual_seed(0)
+    exact = torch.randn(1, 64, 100, dtype=torch.float64, generator=generator)
+    eager = (exact + noise * torch.randn(exact.shape, generator=generator)).float()
+    return Answer([], [exact], [eager])
+
+
+def test_as_good_as_eager_passes() -> None:
+    a = answer()
+    found = agree([a], [[a.eager[0].clone()]])
+    assert found.ok and found.error_ratio == pytest.approx(1.0)
+
+
+def test_one_and_a_half_times_eagers_error_is_the_limit() -> None:
+    a = answer()
+    error = a.eager[0].double() - a.exact[0]
+    for factor, ok in ((1.4, True), (1.6, False)):
+        found = agree([a], [[(a.exact[0] + factor * error).float()]])
+        assert found.ok is ok
+        assert found.error_ratio == pytest.approx(factor, rel=1e-3)
+    assert "1.60 times eager's" in found.reason
+
+
+def test_structure_and_numbers() -> None:
+    a = answer()
+    mine = a.eager[0]
+    assert "2 outputs instead of 1" in agree([a], [[mine, mine]]).reason
+    assert "torch.float16" in agree([a], [[mine.half()]]).reason
+    assert not agree([a], [[mine[:, :32]]]).ok
+    broken = mine.clone()
+    broken[0, 3, 7] = float("nan")
+    assert "NaN or Inf" in agree([a], [[broken]]).reason
+
+
+def test_infinity_where_eager_overflowed_too_is_no_fault() -> None:
+    a = answer()
+    a.eager[0][0, 0, 0] = float("inf")
+    assert agree([a], [[a.eager[0].clone()]]).ok
+
+
+def test_flipped_choices_are_counted() -> None:
+    """Swapping the top two scores of many rows hardly moves the error of large logits, but the choices."""
+    exact = torch.zeros(1, 64, 100, dtype=torch.float64)
+    exact[..., 0], exact[..., 1] = 100.0, 99.999
+    exact += torch.randn(exact.shape, dtype=torch.float64) * 1e-6
+    eager = exact.float() + 1e-3 * torch.randn(exact.shape)
+    eager[..., 0], eager[..., 1] = 100.0, 99.99
+    a = Answer([], [exact], [eager])
+    swapped = eager.clone()
+    swapped[:, :40, 0], swapped[:, :40, 1] = 99.99, 100.0
+    found = agree([a], [[swapped]])
+    assert not found.ok and "top-1" in found.reason
+
+
+def test_the_oracle_is_float64(tmp_path) -> None:
+    oracle = WholeModelOracle(small("llama", tmp_path))
+    first, second = oracle.answer(1), oracle.answer(2)
+    assert first.exact[0].dtype == torch.float64 and first.flagged == ""
+    assert 1e-9 < first.eager_error < 1e-4
+    assert not torch.equal(first.inputs[0], second.inputs[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_held_results_survive_the_next_replay() -> None:
+    model = nn.Linear(64, 64).cuda()
+    fn = CudaGraph(lambda x: model(x), set())
+    inputs = [torch.randn(8, 64, device="cuda") for _ in range(6)]
+    with torch.no_grad():
+        held: list[Tensor] = [fn(x) for x in inputs]  # more than there are recordings
+        views = [fn(x)[:4] for x in inputs]
+        for x, y, v in zip(inputs, held, views, strict=True):
+            torch.testing.assert_close(y, model(x))
+            torch.testing.assert_close(v, model(x)[:4])
+    assert fn.failure is None and len(fn._recordings) <= CudaGraph.MAX_RECORDINGS
+    with torch.no_grad():
+        for x in inputs:
+            torch.testing.assert_close(fn(x), model(x))
+        other = torch.randn(3, 64, device="cuda")  # another shape is recorded by itself
+        torch.testing.assert_close(fn(other), model(other))
