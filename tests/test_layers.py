@@ -169,6 +169,8 @@ def test_every_plug_in_is_in_its_registry(folder: str) -> None:
 
 def _file_of(entry: object) -> str:
     """The file of a registry's entry: its name, a module, or something that was defined in one."""
+    if isinstance(entry, tuple):  # (family, file name)
+        entry = str(entry[-1]).removesuffix(".py")
     if isinstance(entry, str):
         return entry
     name = getattr(entry, "__name__", "") if hasattr(entry, "__file__") else getattr(entry, "__module__", "")
