@@ -182,6 +182,11 @@ class GraphTimer(_DeviceTimer):
 _flush: dict[torch.device, torch.Tensor] = {}
 
 
+def flush_held() -> int:
+    """Bytes that this process holds only to flush the cache between samples."""
+    return sum(buffer.numel() for buffer in _flush.values())
+
+
 def _flush_buffer(device: torch.device) -> torch.Tensor:
     if device not in _flush:
         _flush[device] = torch.empty(flush_bytes(device), dtype=torch.uint8, device=device)

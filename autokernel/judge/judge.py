@@ -64,6 +64,8 @@ class Judge:
         self._ipc: bool | None = None
         self._ready: dict[str, TaskJudge | TaskError] = {}
         self.preparing = RLock()
+        if self.device.type == "cuda":
+            self.launcher.refill()  # contexts are made while the model is loaded and captured
 
     @property
     def ipc(self) -> bool:

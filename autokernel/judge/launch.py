@@ -181,7 +181,9 @@ class Launcher:
     ) -> None:
         self.deadlines = deadlines
         self.device, self.scratch, self.threads = device, scratch, threads
-        self.pool_size = pool if pool is not None else (2 if device.startswith("cuda") else 1)
+        # A device context takes about seven seconds on an H200, and eight of them at once about ten: so they
+        # are made in bulk, when the last one is gone, and a candidate pays an eighth of that.
+        self.pool_size = pool if pool is not None else (8 if device.startswith("cuda") else 1)
         self._lock = threading.RLock()
         self._warming: list[WorkerProcess] = []
         self._zygote: subprocess.Popen[bytes] | None = None
@@ -236,10 +238,8 @@ class Launcher:
     def take(self) -> WorkerProcess:
         """A warm worker, from the pool if it has one.  May be called from several threads."""
         with self._lock:
-            process = self._warming.pop(0) if self._warming else self._fork()
-            if self.device.startswith("cuda"):
-                # A device context takes seconds: the next worker's is made while this one compiles.
-                self.refill()
+            self.refill()
+            process = self._warming.pop(0)
         try:
             process.wait_warm()
         except LaunchError:
@@ -249,10 +249,10 @@ class Launcher:
         return process
 
     def refill(self) -> None:
-        """Start warming workers up to the pool's size.  Call it only when nothing is being timed."""
+        """Fill the pool if it is empty.  Call it only when nothing is being timed."""
         with self._lock:
-            while len(self._warming) < self.pool_size:
-                self._warming.append(self._fork())
+            if not self._warming:
+                self._warming += [self._fork() for _ in range(max(1, self.pool_size))]
 
     def settle(self) -> None:
         """Wait until no worker is warming up, so that the machine is quiet for a measurement."""

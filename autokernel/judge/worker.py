@@ -25,7 +25,7 @@ from torch import Tensor
 
 from autokernel.judge import subjects
 from autokernel.judge.arena import MappedArena
-from autokernel.judge.clock import Timer, make_timer
+from autokernel.judge.clock import Timer, flush_held, make_timer
 from autokernel.judge.layout import CODE_OF, MAX_NDIM, TensorSpec
 from autokernel.judge.observe import (
     classify,
@@ -274,7 +274,9 @@ class Worker:
 
     def _held(self) -> float:
         """Device memory that the process holds, weights and graph pools included."""
-        return float(torch.cuda.memory_reserved(self.device)) if self.device.type == "cuda" else 0.0
+        if self.device.type != "cuda":
+            return 0.0
+        return float(torch.cuda.memory_reserved(self.device) - flush_held())
 
     def _peak(self) -> int:
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
