@@ -62,7 +62,8 @@ def propose(ctx: StrategyContext) -> Iterator[Proposal]:
     if grouped_key is not None and grouped_value is not None:
         variants.insert(0, (True, "grouped heads unexpanded"))
     for grouped, note in variants:
-        for backend in _backends(ctx):
+        # Expanded heads only cost where grouped ones can be had: once, by the library's own choice, will do.
+        for backend in _backends(ctx) if grouped or len(variants) == 1 else [""]:
             source = _source(ctx, scores, scale, final, query, key, key_t, value, grouped, backend)  # type: ignore[arg-type]
             if source is None:
                 continue
