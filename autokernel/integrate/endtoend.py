@@ -11,92 +11,31 @@ All arms of a step are timed in the same rounds, in random order.  Everything th
 
 from __future__ import annotations
 
-import os
-import secrets
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
 from typing import Any
-
-import torch
 
 from autokernel import hardware
 from autokernel.capture.graph import Graph
 from autokernel.capture.source import LoadedModel
+from autokernel.integrate.arms import Arm, Arms, KeptKernel
 from autokernel.integrate.artifact import write_artifact
 from autokernel.integrate.executors import executors_for
-from autokernel.integrate.merges import parameter_merges
+from autokernel.integrate.model_rows import ModelRows, interval, median_us
 from autokernel.integrate.subjects import BASELINES
-from autokernel.integrate.whole_model import Agreement, Answer, WholeModelOracle, agree
-from autokernel.judge import Judge, clock
-from autokernel.judge.handle import WorkerFault
-from autokernel.judge.spawned import SpawnedWorker
+from autokernel.judge import Judge
 from autokernel.judge.stats import paired_ratio
-from autokernel.records import Experiment, Ratio, Task
-from autokernel.results import source_id
-from autokernel.run_folder import now
+from autokernel.records import Experiment, Ratio
+
+__all__ = ["EndToEnd", "KeptKernel", "Selection"]
 
 SCREEN_ROUNDS, FINAL_ROUNDS = 30, 100
 MAX_MEMORY_RATIO = 1.1
-MIN_SAMPLE_S = {"cpu": 0.02, "cuda": 0.006}
 MAX_LEAVE_OUT_ROUNDS = 3
 GROWTH_SAMPLES = 25
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class KeptKernel:
-    """A kernel that won as a region and now asks to be in the model."""
-
-    task: Task
-    source: Path
-    region_speedup: float
-    alternatives: tuple[Path, ...] = ()
-    """Other kernels for the same region that were correct and no slower than the baselines."""
-
-    def instead(self, source: Path) -> KeptKernel:
-        return KeptKernel(self.task, source, self.region_speedup)
-
-    @property
-    def id(self) -> str:
-        return source_id(self.source.read_text(encoding="utf-8"))
-
-    @property
-    def expected_gain_us(self) -> float:
-        return (self.task.device_time_us or 0.0) * (1.0 - 1.0 / max(self.region_speedup, 1e-9))
-
-
-@dataclass
-class Arm:
-    """One variant of the model in a process of its own, or the reason why there is none."""
-
-    name: str
-    worker: SpawnedWorker | None = None
-    fault: WorkerFault | None = None
-    agreement: Agreement | None = None
-    seconds: float = 0.0
-
-    @property
-    def ready(self) -> bool:
-        return self.worker is not None and self.agreement is not None and self.agreement.ok
-
-    @property
-    def why_not(self) -> str:
-        if self.fault is not None:
-            return self.fault.reason
-        return self.agreement.reason if self.agreement is not None else "not started"
-
-    def sample(self, start: int) -> clock.Sample:
-        assert self.worker is not None
-        return self.worker.sample()
-
-    def close(self) -> None:
-        if self.worker is not None:
-            self.worker.close()
 
 
 @dataclass
@@ -124,15 +63,12 @@ class EndToEnd:
         say: Say = lambda text: None,
     ) -> None:
         self.loaded, self.run_dir, self.judge = loaded, run_dir, judge
-        self._journal, self._graphs, self._say = journal, graphs, say
+        self._journal, self._say = journal, say
         self._rows = list(rows)
         self.max_autotune = max_autotune
         self.device = hardware.detect(loaded.spec.device)
-        self.kind = "cuda" if loaded.spec.device.startswith("cuda") else "cpu"
-        self._oracle = WholeModelOracle(loaded)
-        self._comparing = Lock()
-        self._weights: Path | None = None
-        self._answers: list[Answer] = []
+        self.arms = Arms(loaded, judge, graphs)
+        self.make = ModelRows(run_dir.name, self.device.name)
 
     # --- baselines --------------------------------------------------------------------------------------
 
@@ -153,7 +89,7 @@ class EndToEnd:
         }
         missing = [n for n in self.baseline_names() if n not in known and n not in failed]
         if missing:
-            arms = self._start({n: {"baseline": n} for n in missing})
+            arms = self.arms.start({n: {"baseline": n} for n in missing})
             try:
                 known |= self._time_baselines(arms)
             finally:
@@ -163,37 +99,25 @@ class EndToEnd:
 
     def baseline_names(self) -> list[str]:
         names = ["eager"]
-        if self.kind == "cuda":
+        if self.arms.kind == "cuda":
             names += ["eager-cudagraph", "compile-default", "compile-reduce-overhead", "compile-freezing"]
         elif _has_compiler():
             names += ["compile-default", "compile-freezing"]
-        if self.max_autotune and (self.kind == "cuda" or _has_compiler()):
+        if self.max_autotune and (self.arms.kind == "cuda" or _has_compiler()):
             names.append("compile-max-autotune")
         return names
 
     def _time_baselines(self, arms: dict[str, Arm]) -> dict[str, float]:
         live = {n: a for n, a in arms.items() if a.worker is not None}
-        rounds = self._rounds(list(live.values()), SCREEN_ROUNDS)
+        rounds = self.arms.rounds(list(live.values()), SCREEN_ROUNDS)
         result: dict[str, float] = {}
         eager = rounds.get("eager")
         for name, arm in arms.items():
-            if name in live:
-                result[name] = _median_us(rounds[name])
-                self._write_baseline(arm, rounds[name], eager, "whole model as torch gives it")
-            else:
-                row = self._row(arm, backend=name, description="whole model as torch gives it")
-                row.status, row.reason = arm.fault.status if arm.fault else "crash", arm.why_not
-                self._write(row)
+            samples = rounds[name] if name in live else None
+            if samples is not None:
+                result[name] = median_us(samples)
+            self._journal(self.make.baseline(arm, samples, eager, "whole model as torch gives it"))
         return result
-
-    def _write_baseline(
-        self, arm: Arm, samples: list[float], eager: list[float] | None, description: str
-    ) -> None:
-        row = self._row(arm, backend=arm.name, description=description)
-        row.status, row.latency_us = "baseline", _median_us(samples)
-        row.speedup_vs_pytorch = paired_ratio(eager, samples).ratio if eager else None
-        row.reason = "" if arm.ready else f"differs from float64 more than eager does: {arm.why_not}"
-        self._write(row)
 
     # --- selection --------------------------------------------------------------------------------------
 
@@ -203,7 +127,7 @@ class EndToEnd:
         if not known:
             return Selection(why="no baseline could be measured")
         best = min(known, key=lambda n: known[n])
-        baseline = self._start({best: {"baseline": best}})[best]
+        baseline = self.arms.start({best: {"baseline": best}})[best]
         try:
             if baseline.worker is None:
                 return Selection(why=f"the best baseline no longer starts: {baseline.why_not}")
@@ -215,33 +139,32 @@ class EndToEnd:
             return self._finish(best, baseline, executor, chosen)
         finally:
             baseline.close()
-            self._oracle.close()
+            self.arms.close()
 
     def _choose_executor(self, baseline: Arm, kernels: list[KeptKernel]) -> tuple[str, list[KeptKernel]]:
         """The fastest executor with all kernels in; kernels without which none would run are dropped."""
         names = executors_for(self.loaded.spec.device, _has_compiler())
         while True:
             self._say(f"Choosing what carries the graph, with {len(kernels)} kernels in …")
-            arms = self._start({n: self._variant(kernels, n) for n in names})
+            arms = self.arms.start({n: self.arms.variant(kernels, n) for n in names})
             try:
                 live = [a for a in arms.values() if a.ready]
                 if live:
-                    rounds = self._rounds([baseline, *live], SCREEN_ROUNDS)
+                    rounds = self.arms.rounds([baseline, *live], SCREEN_ROUNDS)
                     for name, arm in arms.items():
                         self._write_variant(
                             arm,
-                            kernels,
                             name,
                             rounds,
                             baseline.name,
                             description=f"all {len(kernels)} kernels, {name}",
                         )
-                    winner = min(live, key=lambda a: _median_us(rounds[a.name]))
+                    winner = min(live, key=lambda a: median_us(rounds[a.name]))
                     return winner.name, kernels
                 if not kernels:
                     return names[0], kernels
                 for name, arm in arms.items():
-                    self._write_variant(arm, kernels, name, {}, baseline.name,
+                    self._write_variant(arm, name, {}, baseline.name,
                                         description=f"all {len(kernels)} kernels, {name}")  # fmt: skip
             finally:
                 for arm in arms.values():
@@ -250,14 +173,14 @@ class EndToEnd:
 
     def _working_alone(self, kernels: list[KeptKernel], executor: str) -> list[KeptKernel]:
         """All kernels together failed: keep those that work in the model one at a time."""
-        arms = self._start({k.id: self._variant([k], executor) for k in kernels})
+        arms = self.arms.start({k.id: self.arms.variant([k], executor) for k in kernels})
         good = []
         for kernel in kernels:
             arm = arms[kernel.id]
             if arm.ready:
                 good.append(kernel)
             else:
-                self._write_variant(arm, [kernel], executor, {}, "", candidate=kernel.id,
+                self._write_variant(arm, executor, {}, "", candidate=kernel.id,
                                     description=f"add {kernel.task.name}")  # fmt: skip
             arm.close()
         return good if len(good) < len(kernels) else good[:-1]
@@ -268,10 +191,10 @@ class EndToEnd:
             return []
         self._say(f"Adding {len(kernels)} kernels one by one ({executor}) …")
         sets = {f"first {i}": kernels[:i] for i in range(len(kernels) + 1)}
-        arms = self._start({n: self._variant(s, executor) for n, s in sets.items()})
+        arms = self.arms.start({n: self.arms.variant(s, executor) for n, s in sets.items()})
         try:
             live = [a for a in arms.values() if a.ready]
-            rounds = self._rounds([baseline, *live], SCREEN_ROUNDS)
+            rounds = self.arms.rounds([baseline, *live], SCREEN_ROUNDS)
             chosen: list[KeptKernel] = []
             before = "first 0" if arms["first 0"].ready else baseline.name
             for i, kernel in enumerate(kernels, start=1):
@@ -280,9 +203,9 @@ class EndToEnd:
                 helps = gain is not None and gain.lower_bound > 1.0
                 if helps:
                     chosen.append(kernel)
-                why = "" if helps or gain is None else f"the model is not faster with it ({_interval(gain)})"
+                why = "" if helps or gain is None else f"the model is not faster with it ({interval(gain)})"
                 self._write_variant(
-                    arm, [*sets[f"first {i - 1}"], kernel], executor, rounds, baseline.name,
+                    arm, executor, rounds, baseline.name,
                     candidate=kernel.id, gain=gain, keep=helps, reason=why,
                     description=f"add {kernel.task.name}",
                 )  # fmt: skip
@@ -311,15 +234,15 @@ class EndToEnd:
         def swapped(old: KeptKernel, new: KeptKernel) -> list[KeptKernel]:
             return [*(c for c in chosen if c is not old), new]
 
-        arms = self._start(
-            {"as is": self._variant(chosen, executor)}
-            | {n: self._variant(swapped(*pair), executor) for n, pair in swaps.items()}
+        arms = self.arms.start(
+            {"as is": self.arms.variant(chosen, executor)}
+            | {n: self.arms.variant(swapped(*pair), executor) for n, pair in swaps.items()}
         )
         try:
             if not arms["as is"].ready:
                 return chosen
             live = [a for a in arms.values() if a.ready]
-            rounds = self._rounds([baseline, *live], SCREEN_ROUNDS)
+            rounds = self.arms.rounds([baseline, *live], SCREEN_ROUNDS)
             best: dict[str, tuple[float, KeptKernel, KeptKernel]] = {}
             for name, (old, new) in swaps.items():
                 arm = arms[name]
@@ -327,9 +250,9 @@ class EndToEnd:
                 helps = gain is not None and gain.lower_bound > 1.0
                 if helps and gain is not None and gain.ratio > best.get(old.id, (1.0,))[0]:
                     best[old.id] = (gain.ratio, old, new)
-                why = "" if helps or gain is None else f"no better in the model ({_interval(gain)})"
+                why = "" if helps or gain is None else f"no better in the model ({interval(gain)})"
                 self._write_variant(
-                    arm, swapped(old, new), executor, rounds, baseline.name,
+                    arm, executor, rounds, baseline.name,
                     candidate=new.id, gain=gain, keep=helps, reason=why,
                     description=f"another kernel for {old.task.name}",
                 )  # fmt: skip
@@ -347,14 +270,14 @@ class EndToEnd:
                 return chosen
             self._say(f"Leaving {len(chosen)} kernels out one by one …")
             without = {k.id: [c for c in chosen if c is not k] for k in chosen}
-            arms = self._start({"all": self._variant(chosen, executor)}
-                               | {n: self._variant(s, executor) for n, s in without.items()})  # fmt: skip
+            arms = self.arms.start({"all": self.arms.variant(chosen, executor)}
+                               | {n: self.arms.variant(s, executor) for n, s in without.items()})  # fmt: skip
             try:
                 full = arms["all"]
                 if not full.ready:
                     return []
                 live = [a for a in arms.values() if a.ready]
-                rounds = self._rounds([baseline, *live], SCREEN_ROUNDS)
+                rounds = self.arms.rounds([baseline, *live], SCREEN_ROUNDS)
                 useless: list[tuple[float, KeptKernel]] = []
                 for kernel in chosen:
                     arm = arms[kernel.id]
@@ -365,9 +288,9 @@ class EndToEnd:
                     if evict:
                         useless.append((needed.ratio, kernel))
                     self._write_variant(
-                        arm, without[kernel.id], executor, rounds, baseline.name, parent=kernel.id,
+                        arm, executor, rounds, baseline.name, parent=kernel.id,
                         gain=paired_ratio(rounds["all"], rounds[arm.name]), keep=evict,
-                        reason=f"the model is not slower without it ({_interval(needed)})" if evict else "",
+                        reason=f"the model is not slower without it ({interval(needed)})" if evict else "",
                         description=f"leave out {kernel.task.name}",
                     )  # fmt: skip
             finally:
@@ -381,31 +304,32 @@ class EndToEnd:
 
     def _finish(self, best: str, baseline: Arm, executor: str, chosen: list[KeptKernel]) -> Selection:
         self._say("Measuring the result on fresh inputs …")
-        self._answers = []  # fresh inputs: a winner is measured again before it is published
+        self.arms.renew()
         kept = [(k.task, k.source) for k in chosen]
-        arms = self._start(
-            {"ours": self._variant(chosen, executor)}
+        arms = self.arms.start(
+            {"ours": self.arms.variant(chosen, executor)}
             | ({} if best == "eager" else {"eager": {"baseline": "eager"}})
         )
         ours = arms["ours"]
         selection = Selection(chosen, executor)
         try:
             if ours.ready:
-                self._check(baseline)
+                self.arms.check(baseline)
                 timed = [baseline, *(a for a in arms.values() if a.worker is not None)]
-                rounds = self._rounds(timed, FINAL_ROUNDS)
+                rounds = self.arms.rounds(timed, FINAL_ROUNDS)
                 selection.ratio = paired_ratio(rounds[baseline.name], rounds["ours"])
                 selection.why = self._reject(baseline, ours, selection.ratio)
                 eager = rounds.get("eager", rounds[baseline.name])
                 vs_eager = paired_ratio(eager, rounds["ours"]).ratio
                 for arm in timed:
                     if arm is not ours:
-                        self._write_baseline(arm, rounds[arm.name], eager, "again, beside the result")
+                        samples = rounds[arm.name]
+                        self._journal(self.make.baseline(arm, samples, eager, "again, beside the result"))
             else:
                 rounds, vs_eager, selection.why = {}, None, ours.why_not
             selection.improved = ours.ready and not selection.why
             self._write_variant(
-                ours, chosen, executor, rounds, baseline.name, keep=selection.improved, reason=selection.why,
+                ours, executor, rounds, baseline.name, keep=selection.improved, reason=selection.why,
                 candidate=",".join(k.id for k in chosen), strategy="final", vs_eager=vs_eager,
                 description=f"{executor}, {len(chosen)} kernels",
             )  # fmt: skip
@@ -422,14 +346,15 @@ class EndToEnd:
                 "speedup_vs_best_baseline": selection.ratio.ratio,
                 "ci": [selection.ratio.low, selection.ratio.high],
             }
-            merges = parameter_merges(self.loaded.model, self._graphs(), kept)
-            write_artifact(self.run_dir / "optimized", kept, executor, facts, merges)
+            write_artifact(self.run_dir / "optimized", kept, executor, facts, self.arms.merges(kept))
         return selection
 
     def _reject(self, baseline: Arm, ours: Arm, ratio: Ratio) -> str:
         """Why the final variant may not ship, or ``""``."""
+        if not ours.ready:
+            return ours.why_not
         if ratio.lower_bound <= 1.0:
-            return f"not faster than {baseline.name} ({_interval(ratio)})"
+            return f"not faster than {baseline.name} ({interval(ratio)})"
         assert baseline.worker is not None and ours.worker is not None
         baseline.worker.run()
         ours.worker.run()
@@ -446,141 +371,10 @@ class EndToEnd:
             return f"memory grows with every call: {mine / 2**20:.0f} -> {later:.0f} MiB"
         return ""
 
-    # --- arms -------------------------------------------------------------------------------------------
-
-    def _variant(self, kernels: Sequence[KeptKernel], executor: str) -> dict[str, Any]:
-        """An artifact of its own for one set of kernels."""
-        key = source_id("\n".join([executor, *sorted(k.id for k in kernels)]))
-        folder = self.judge.scratch / "variants" / key
-        if not (folder / "manifest.json").exists():
-            kept = [(k.task, k.source) for k in kernels]
-            merges = parameter_merges(self.loaded.model, self._graphs(), kept) if kept else {}
-            write_artifact(folder, kept, executor, {}, merges)
-        return {"artifact": str(folder)}
-
-    def _start(self, variants: dict[str, dict[str, Any]]) -> dict[str, Arm]:
-        """Start, compile and check all variants, several at a time; nothing is timed meanwhile."""
-        inputs = self._fresh()[0].inputs
-        common = {"spec": self.loaded.spec.to_json(), "weights": str(self._saved_weights())}
-
-        def start(item: tuple[str, dict[str, Any]]) -> Arm:
-            name, variant = item
-            arm = Arm(name)
-            subject = {
-                "kind": "factory",
-                "module": "autokernel.integrate.subjects",
-                "function": "make_subject",
-                "args": common | variant,
-            }
-            try:
-                tf32 = bool(torch.backends.cuda.matmul.allow_tf32)
-                arm.worker = self.judge.spawn(subject, inputs, allow_tf32=tf32)
-                self._check(arm)
-            except WorkerFault as fault:
-                arm.close()
-                arm.worker, arm.fault = None, fault
-            return arm
-
-        begun = time.monotonic()
-        workers = max(2, min(10, (os.cpu_count() or 2) * 5 // 8))
-        with ThreadPoolExecutor(workers) as pool:
-            arms = {arm.name: arm for arm in pool.map(start, variants.items())}
-        for arm in arms.values():  # they ran side by side: each one's share of the wall clock
-            arm.seconds = (time.monotonic() - begun) / len(arms)
-        return arms
-
-    def _check(self, arm: Arm) -> None:
-        """Run a variant on every answer's inputs and compare."""
-        assert arm.worker is not None
-        answers = self._fresh()
-        outputs = [arm.worker.run(a.inputs) for a in answers]
-        with self._comparing:  # float64 copies of large outputs: one set at a time
-            arm.agreement = agree(answers, outputs)
-
-    def _fresh(self) -> list[Answer]:
-        if not self._answers:
-            self._answers = [self._oracle.answer(secrets.randbelow(2**31)) for _ in range(2)]
-        return self._answers
-
-    def _saved_weights(self) -> Path:
-        if self._weights is None:
-            self._weights = self.judge.scratch / "weights.pt"
-            torch.save({k: v.cpu() for k, v in self.loaded.model.state_dict().items()}, self._weights)
-        return self._weights
-
-    def _rounds(self, arms: Sequence[Arm], rounds: int) -> dict[str, list[float]]:
-        """Seconds per call of every arm, round by round, all on the same inputs."""
-        self.judge.launcher.settle()
-        inputs = self._fresh()[0].inputs
-        for arm in arms:
-            assert arm.worker is not None
-            arm.worker.set_inputs(inputs)
-            arm.worker.prepare(MIN_SAMPLE_S[self.kind])
-        result = clock.interleave(list(arms), rounds)
-        return {arm.name: result.times_s(arm.name) for arm in arms}
-
-    # --- rows -------------------------------------------------------------------------------------------
-
-    def _row(self, arm: Arm, *, backend: str, description: str) -> Experiment:
-        held = arm.worker.held_bytes / 2**20 if arm.worker is not None else 0.0
-        return Experiment(
-            experiment=0,
-            tag=self.run_dir.name,
-            kernel_type="model",
-            peak_vram_mb=held or None,
-            description=description,
-            time=now(),
-            task="model",
-            backend=backend,
-            device=self.device.name,
-            error_ratio=arm.agreement.error_ratio if arm.agreement else None,
-            seconds=round(arm.seconds, 2),
-        )
-
     def _write_variant(
-        self,
-        arm: Arm,
-        kernels: Sequence[KeptKernel],
-        executor: str,
-        rounds: dict[str, list[float]],
-        baseline: str,
-        *,
-        candidate: str = "",
-        parent: str = "",
-        gain: Ratio | None = None,
-        keep: bool = False,
-        reason: str = "",
-        strategy: str = "",
-        vs_eager: float | None = None,
-        description: str,
+        self, arm: Arm, executor: str, rounds: dict[str, list[float]], baseline: str, **facts: Any
     ) -> None:
-        row = self._row(arm, backend="autokernel", description=description)
-        row.candidate, row.parent, row.strategy = candidate, parent, strategy or executor
-        if arm.name in rounds:
-            versus = paired_ratio(rounds[baseline], rounds[arm.name])
-            row.status, row.reason = ("keep" if keep else "discard"), reason
-            row.latency_us = _median_us(rounds[arm.name])
-            row.speedup_vs_best_baseline = versus.ratio
-            row.ci_low, row.ci_high = versus.low, versus.high
-            row.speedup_vs_parent = gain.ratio if gain else None
-            row.speedup_vs_pytorch = vs_eager
-        else:
-            row.status = arm.fault.status if arm.fault else "incorrect"
-            row.reason = arm.why_not
-        self._write(row)
-
-    def _write(self, row: Experiment) -> None:
-        row.__post_init__()  # the status was set after construction
-        self._journal(row)
-
-
-def _median_us(samples: Sequence[float]) -> float:
-    ordered = sorted(samples)
-    return ordered[len(ordered) // 2] * 1e6
-
-
-def _interval(ratio: Ratio) -> str:
-    return f"{ratio.ratio:.3f}, 95 % interval {ratio.low:.3f} to {ratio.high:.3f}"
+        self._journal(self.make.variant(arm, executor, rounds, baseline, **facts))
 
 
 def _has_compiler() -> bool:
