@@ -332,7 +332,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit.  What autokernel raises on purpose is one line on stderr."""
     if arguments is not None:
         sys.argv[1:] = arguments
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler talks on stderr otherwise
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler talks on stderr otherwise
     try:
         code = app(prog_name="autokernel", standalone_mode=False)
     except AutokernelError as error:

@@ -184,6 +184,9 @@ class TaskLoop:
     def decide(self, proposal: Proposal, candidate: Path, verdict: Verdict) -> Experiment:
         base = self._base(self.journal.of_task(self.task.name))
         parent = base.candidate if base else ""
+        if verdict.status == "keep" and proposal.proposer == "starter" and proposal.backend == "torch":
+            verdict.status = "discard"
+            verdict.reason = f"the region's own code, so that any difference is noise; {verdict.reason}"
         row = self._append(self._row(proposal, verdict, candidate=candidate.stem, parent=parent))
         if row.status == "keep":
             write_text_atomically(self.task.dir / "kernel.py", proposal.source)

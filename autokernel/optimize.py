@@ -127,6 +127,7 @@ def _run(session: Session, options: Options, provider: Provider | None) -> None:
                 journal_row,
                 graphs=session.graphs,
                 rows=session.journal.rows,
+                rows_are_old=session.resumed,
                 max_autotune=options.max_autotune,
                 say=lambda text: out.print(text, markup=False, style="dim"),
             )

@@ -117,7 +117,11 @@ class Session:
         earlier = self.extracted()
         if earlier is not None:
             if len(earlier) < top:
-                self.out.print(f"Going on with the {len(earlier)} tasks of this run", style="dim")
+                self.out.print(
+                    f"Going on with the {len(earlier)} tasks of this run, as they were extracted "
+                    "(--fresh starts over and takes more)",
+                    style="dim",
+                )
             return earlier[:top]
         return self.extract(self.profile(), top)
 

@@ -160,6 +160,20 @@ def test_gradients_run_the_original(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "NO kernel engaged" in said and "gradients" in said
 
 
+def test_what_is_said_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded, run = artifact_of("llama", tmp_path)
+    model = autokernel.load(run)(loaded.model)
+    with torch.no_grad():
+        for _ in range(3):
+            model(*loaded.args)
+    said = capsys.readouterr().err
+    assert said.count("call sites engaged") == 1
+    for _ in range(2):
+        model(*loaded.args)
+    said = capsys.readouterr().err
+    assert "engaged" not in said and said.count("the original code runs for this call: gradients") == 1
+
+
 def test_a_model_with_another_mask_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The mask's content is part of the fingerprint: other values must run the original code."""
     loaded, run = artifact_of("gpt2", tmp_path)

@@ -86,7 +86,8 @@ def find_manifest(run: str | Path) -> Path:
         if candidate.is_file():
             return candidate
     raise UsageError(
-        f"{path} holds no artifact (no optimized/manifest.json); run: autokernel optimize … --run {path}"
+        f"{path} holds no artifact (no optimized/manifest.json): its run has not ended yet, or nothing "
+        f"beat the best baseline; see: autokernel report {path}"
     )
 
 

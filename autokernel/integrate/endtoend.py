@@ -59,12 +59,14 @@ class EndToEnd:
         *,
         graphs: Callable[[], Sequence[Graph]],
         rows: Sequence[Experiment] = (),
+        rows_are_old: bool = False,
         max_autotune: bool = False,
         say: Say = lambda text: None,
     ) -> None:
         self.loaded, self.run_dir, self.judge = loaded, run_dir, judge
         self._journal, self._say = journal, say
         self._rows = list(rows)
+        self._rows_are_old = rows_are_old
         self.max_autotune = max_autotune
         self.device = hardware.detect(loaded.spec.device)
         self.arms = Arms(loaded, judge, graphs)
@@ -97,6 +99,13 @@ class EndToEnd:
                     arm.close()
         return {n: t for n, t in known.items() if t is not None}
 
+    def _current_baselines(self) -> dict[str, float]:
+        """Baselines of this very process: those that a resumed run finds in its journal may have been timed
+        on a machine in another state, and the best of them has to be the best now."""
+        if self._rows_are_old:
+            self._rows = []
+        return self.baselines()
+
     def baseline_names(self) -> list[str]:
         names = ["eager"]
         if self.arms.kind == "cuda":
@@ -123,9 +132,11 @@ class EndToEnd:
 
     def select(self, kept: Sequence[KeptKernel]) -> Selection:
         """Find the set of kernels that makes the whole model fastest, measure it, write ``optimized/``."""
-        known = self.baselines()
+        known = self._current_baselines()
         if not known:
             return Selection(why="no baseline could be measured")
+        if not kept and self.arms.kind == "cpu":
+            return Selection(why="no kernel won its region")  # and the plain graph is torch.compile's own
         best = min(known, key=lambda n: known[n])
         baseline = self.arms.start({best: {"baseline": best}})[best]
         try:

@@ -33,7 +33,7 @@ class LoadedCall:
         # Every loaded model counts its own call sites.
         self.artifact = replace(artifact, engagement=Engagement())
         self._say = say
-        self._told = 0
+        self._told: tuple[int, int] | None = None
 
         def backend(gm: Any, example_inputs: list[Any], **_: Any) -> Callable[..., Any]:
             return compile_graph(gm, example_inputs, self.artifact, executor=executor)
@@ -42,10 +42,21 @@ class LoadedCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self._compiled(*args, **kwargs)
-        if self._say is not None and self.artifact.engagement.graphs != self._told:
-            self._told = self.artifact.engagement.graphs
-            self._say(self.artifact.summary())
+        if self._say is not None:
+            self._tell(self._say)
         return result
+
+    def _tell(self, say: Callable[[str], None]) -> None:
+        """What is new since the last call: kernels that engaged, or why the original code runs."""
+        engagement = self.artifact.engagement
+        now = (sum(engagement.sites.values()), len(engagement.reasons))
+        if now == self._told or not engagement.graphs:
+            return
+        if self._told is not None and 0 < now[0] == self._told[0]:
+            say(f"autokernel: the original code runs for this call: {engagement.reasons[-1]}")
+        else:
+            say(self.artifact.summary())
+        self._told = now
 
     @property
     def engagement(self) -> Engagement:

@@ -127,6 +127,8 @@ def print_row(row: Experiment, out: Console) -> None:
         row.backend,
         row.strategy,
     ]
+    if row.task == "model" and row.backend == "autokernel":
+        parts.append(row.description)
     if row.latency_us is not None:
         parts.append(latency(row.latency_us))
     if row.speedup_vs_best_baseline is not None:
