@@ -154,6 +154,7 @@ def _run(session: Session, options: Options, provider: Provider | None) -> None:
             device=session.device,
             out=out,
         )
+        judge.release()
         interrupt.check()
         entrants = [(r.task, r.entrant) for r in results if r.entrant is not None]
         if selection_is_current(session.journal.rows, [row for _, row in entrants], session.path):

@@ -124,6 +124,58 @@ def test_writes_through_data_need_a_refresh_unless_merged(tmp_path: Path) -> Non
         torch._dynamo.reset()
 
 
+def test_swapped_weights_leave_the_held_ones_alone(tmp_path: Path) -> None:
+    """An EMA swap keeps the old tensors: packs that are views of them must not be written."""
+    loaded, run = artifact_of("llama", tmp_path, merge=True)
+    model = autokernel.load(run, quiet=True)(loaded.model)
+    with torch.no_grad():
+        first = model(*loaded.args).clone()
+        held = {n: p.data for n, p in model.named_parameters()}
+        want = {n: d.clone() for n, d in held.items()}
+        for p in model.parameters():
+            p.data = p.data * 0.5
+        model(*loaded.args)
+        for n, p in model.named_parameters():
+            assert torch.equal(held[n], want[n]), n
+            p.data = held[n]
+        torch.testing.assert_close(model(*loaded.args), first, rtol=1e-4, atol=1e-4)
+
+
+def test_what_must_not_be_recorded_is_not() -> None:
+    from autokernel.capture.graph import Graph, capture
+    from autokernel.integrate.dynamo_backend import _executor
+
+    class Counting(nn.Module):
+        def __init__(self, write: bool) -> None:
+            super().__init__()
+            self.write = write
+            self.register_buffer("seen", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.write:
+                self.seen.add_(1.0)
+            return torch.tanh(x + self.seen)
+
+    def executor(write: bool, name: str) -> str:
+        (graph,) = capture(Counting(write), (torch.ones(4),))
+        return _executor(graph, name)
+
+    assert executor(False, "inductor-one-graph") == "inductor-one-graph"
+    assert executor(True, "inductor-one-graph") == "inductor"
+    assert executor(True, "plain-cudagraph") == "plain"
+    assert executor(True, "inductor-cudagraphs") == "inductor-cudagraphs"
+    graphs: list[Graph] = []
+
+    def backend(gm, inputs):
+        graphs.append(Graph(gm, list(inputs)))
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(nn.Linear(4, 4), backend=backend, dynamic=True)(torch.randn(3, 4))
+    assert _executor(graphs[0], "inductor-one-graph") == "inductor"
+
+
 def test_merged_parameters_take_no_second_copy(tmp_path: Path) -> None:
     loaded, run = artifact_of("llama", tmp_path, merge=True)
     state = copy.deepcopy(loaded.model.state_dict())

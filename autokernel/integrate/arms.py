@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -22,6 +23,7 @@ from autokernel.integrate.subjects import BASELINES
 from autokernel.integrate.whole_model import Agreement, Answer, WholeModelOracle, agree
 from autokernel.judge import Judge, clock
 from autokernel.judge.handle import WorkerFault
+from autokernel.judge.launch import LaunchError
 from autokernel.judge.spawned import SpawnedWorker
 from autokernel.records import Task
 from autokernel.results import source_id
@@ -72,9 +74,24 @@ class Arm:
             return self.fault.reason
         return self.agreement.reason if self.agreement is not None else "not started"
 
-    def sample(self, start: int) -> clock.Sample:
+    def alive(self) -> SpawnedWorker:
         assert self.worker is not None
-        return self.worker.sample()
+        return self.worker
+
+    def sample(self, start: int) -> clock.Sample:
+        return self.alive().sample()
+
+    def fail(self, fault: WorkerFault) -> None:
+        self.close()
+        self.worker, self.fault = None, fault
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """What fails in here costs this arm only."""
+        try:
+            yield
+        except WorkerFault as fault:
+            self.fail(fault)
 
     def close(self) -> None:
         if self.worker is not None:
@@ -126,10 +143,12 @@ class Arms:
                 arm.worker = self.judge.spawn(subject, inputs, allow_tf32=tf32)
                 self.check(arm)
             except WorkerFault as fault:
-                arm.close()
-                arm.worker, arm.fault = None, fault
+                arm.fail(fault)
+            except (LaunchError, torch.OutOfMemoryError) as error:
+                arm.fail(WorkerFault("infra_error", str(error).splitlines()[0]))
             return arm
 
+        _ = self.judge.ipc  # found out once, before several threads ask
         begun = time.monotonic()
         workers = max(2, min(10, (os.cpu_count() or 2) * 5 // 8))
         with ThreadPoolExecutor(workers) as pool:
@@ -173,13 +192,27 @@ class Arms:
         answer = self.answers()[0]
         inputs = answer.inputs
         for arm in arms:
-            assert arm.worker is not None
-            arm.worker.set_inputs(inputs)
-            arm.worker.prepare(MIN_SAMPLE_S[self.kind])
-        result = clock.interleave(list(arms), rounds)
-        for arm in arms:
-            if arm.worker is not None and arm.ready and arm.name not in BASELINES:
-                found = agree([answer], [arm.worker.timed_outputs()])
-                if not found.ok:
-                    arm.agreement = Agreement(False, f"in a timed call: {found.reason}", found.error_ratio)
-        return {arm.name: result.times_s(arm.name) for arm in arms}
+            with arm.guarded():
+                worker = arm.alive()
+                worker.set_inputs(inputs)
+                worker.prepare(MIN_SAMPLE_S[self.kind])
+        while True:
+            live = [arm for arm in arms if arm.worker is not None]
+            try:
+                result = clock.interleave(live, rounds)
+                break
+            except WorkerFault as fault:  # the others are timed again without it
+                dead = [arm for arm in live if arm.worker is not None and arm.worker.worker.closed]
+                if not dead:
+                    raise
+                for arm in dead:
+                    arm.fail(fault)
+        for arm in live:
+            if arm.ready and arm.name not in BASELINES:
+                with arm.guarded():
+                    found = agree([answer], [arm.alive().timed_outputs()])
+                    if not found.ok:
+                        arm.agreement = Agreement(
+                            False, f"in a timed call: {found.reason}", found.error_ratio
+                        )
+        return {arm.name: result.times_s(arm.name) for arm in live}

@@ -16,8 +16,9 @@ class CudaGraph:
     ``static`` are the positions of inputs that keep their address (parameters, packs); all others are
     copied into the graph's own buffers before a replay.  A changed address of a static input, or a changed
     shape, records anew.  Outputs live in the graph's memory: when the caller still holds any of them at the
-    next call, another recording is used, and beyond `MAX_RECORDINGS` the callable runs unrecorded.  What
-    can't be captured (a host synchronization, say) is run unrecorded from then on; ``failure`` says why.
+    next call, another recording is used; the last of `MAX_RECORDINGS` hands out copies, so that it is always
+    free.  What can't be captured (a host synchronization, say) is run unrecorded from then on; ``failure``
+    says why.  Not for graphs that write to their inputs, or that have symbolic sizes.
     """
 
     MAX_RECORDINGS = 3
@@ -41,8 +42,13 @@ class CudaGraph:
                 break
         if len(self._recordings) >= self.MAX_RECORDINGS:
             return self.fn(*inputs)
+        if any(isinstance(x, Tensor) and not x.is_cuda for x in inputs):
+            # A value on the host is read once, while recording, and would never change again.
+            self.failure = "an input is not on the device"
+            return self.fn(*inputs)
+        last = len(self._recordings) == self.MAX_RECORDINGS - 1
         try:
-            recording = _Recording(self.fn, inputs, self.static, self.WARMUPS)
+            recording = _Recording(self.fn, inputs, self.static, self.WARMUPS, copies=last)
         except RuntimeError as error:
             self.failure = str(error).splitlines()[0]
             torch.cuda.synchronize()
@@ -52,7 +58,10 @@ class CudaGraph:
 
 
 class _Recording:
-    def __init__(self, fn: Callable[..., Any], inputs: Sequence[Any], static: set[int], warmups: int) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], inputs: Sequence[Any], static: set[int], warmups: int, *, copies: bool
+    ) -> None:
+        self.copies = copies
         tensors = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
         self.fixed = [i for i in tensors if i in static]
         self.copied = [i for i in tensors if i not in static]
@@ -64,16 +73,23 @@ class _Recording:
                 inputs[i].shape, inputs[i].stride(), dtype=inputs[i].dtype, device=inputs[i].device
             )
             self.buffers[i].copy_(inputs[i])
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self.others = [x for x in inputs if not isinstance(x, Tensor)]
+        stream = _side_stream()
+        current = torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
             for _ in range(warmups):
                 fn(*self.buffers)
-        torch.cuda.current_stream().wait_stream(side)
+        current.wait_stream(stream)
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            outputs = fn(*self.buffers)
+        _clear_workspaces()  # each stream's would be kept for good
+        try:
+            with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+                outputs = fn(*self.buffers)
+        finally:
+            torch.cuda.set_stream(current)  # torch leaves the capture's stream current when a capture fails
+            _clear_workspaces()
         leaves, self.structure = pytree.tree_flatten(outputs)
         self.leaves = leaves
         # Handing out views leaves our own tensors as the only permanent owners of the storages.
@@ -85,9 +101,10 @@ class _Recording:
         return (x.shape, x.stride(), x.dtype, x.device)
 
     def fits(self, inputs: Sequence[Any]) -> bool:
-        return [inputs[i].data_ptr() for i in self.fixed] == self.pointers and [
-            self._shape(inputs[i]) for i in self.copied
-        ] == self.signature
+        if [x for x in inputs if not isinstance(x, Tensor)] != self.others:
+            return False
+        pointers = [inputs[i].data_ptr() for i in self.fixed]
+        return pointers == self.pointers and [self._shape(inputs[i]) for i in self.copied] == self.signature
 
     def idle(self) -> bool:
         """Whether nobody but this recording holds its outputs."""
@@ -97,9 +114,25 @@ class _Recording:
         for i in self.copied:
             self.buffers[i].copy_(inputs[i])
         self.graph.replay()
-        fresh = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        hand_out = Tensor.clone if self.copies else Tensor.detach
+        fresh = [hand_out(leaf) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(fresh, self.structure)
 
 
 def _use_count(storage: torch.UntypedStorage) -> int:
     return torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+
+
+_streams: dict[int, torch.cuda.Stream] = {}
+
+
+def _side_stream() -> torch.cuda.Stream:
+    """One stream per device for warm-ups and captures: cuBLAS keeps a workspace per stream."""
+    device = torch.cuda.current_device()
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream()
+    return _streams[device]
+
+
+def _clear_workspaces() -> None:
+    torch._C._cuda_clearCublasWorkspaces()  # type: ignore[attr-defined]

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, fx
 from torch._dynamo.backends import registry
 
-from autokernel.capture.graph import Graph
+from autokernel.capture.graph import Graph, storages, written_storages
 from autokernel.integrate.artifact import Artifact, open_artifact
-from autokernel.integrate.executors import EXECUTORS
+from autokernel.integrate.executors import EXECUTORS, UNCAPTURED
 from autokernel.integrate.rewrite import Pack, rewrite
 
 
@@ -49,17 +49,23 @@ def compile_graph(
     why_not = _why_not(graph)
     if why_not is not None:
         artifact.engagement.skipped(why_not)
-        return EXECUTORS["inductor" if _needs_autograd(graph) else artifact.executor](
-            gm, example_inputs, static_positions(graph)
-        )
+        name = "inductor" if _needs_autograd(graph) else _executor(graph, executor or artifact.executor)
+        return EXECUTORS[name](gm, example_inputs, static_positions(graph))
     rewritten = rewrite(graph, artifact.kernels)
     artifact.engagement.add(graph, rewritten.engaged)
     inputs = [*example_inputs, *rewritten.pack_tensors]
     static = static_positions(graph) | set(range(len(example_inputs), len(inputs)))
-    compiled = EXECUTORS[executor or artifact.executor](rewritten.gm, inputs, static)
+    compiled = EXECUTORS[_executor(graph, executor or artifact.executor)](rewritten.gm, inputs, static)
     if not rewritten.packs:
         return compiled
     return _with_packs(compiled, rewritten.packs)
+
+
+def _executor(graph: Graph, name: str) -> str:
+    """``name``, or what runs the same without recording where a recording would give stale answers."""
+    written = written_storages(graph.nodes)
+    writes_inputs = any(storages(p) & written for p in graph.placeholders)
+    return UNCAPTURED.get(name, name) if graph.dynamic or writes_inputs else name
 
 
 def static_positions(graph: Graph) -> set[int]:
@@ -88,6 +94,7 @@ def _with_packs(compiled: Callable[..., Any], packs: list[Pack]) -> Callable[...
     """
     watched = sorted({i for p in packs for i in p.sources if i >= 0})
     tensors = [t for p in packs for t in p.tensors]
+
     state: list[Any] = []
 
     def signature(args: tuple[Any, ...]) -> list[Any]:
@@ -102,6 +109,7 @@ def _with_packs(compiled: Callable[..., Any], packs: list[Pack]) -> Callable[...
                         args[i] if i >= 0 else old for i, old in zip(pack.sources, pack.statics, strict=True)
                     ]
                     pack.refresh(statics)
+                tensors[:] = [t for p in packs for t in p.tensors]
             state[:] = now
         return compiled(*args, *tensors)
 

@@ -49,6 +49,11 @@ EXECUTORS: dict[str, Callable[[fx.GraphModule, Sequence[Any], set[int]], Compile
 }
 
 
+UNCAPTURED = {"inductor-one-graph": "inductor", "plain-cudagraph": "plain"}
+"""What carries a graph that must not be recorded: one with symbolic sizes, or one that writes to its inputs.
+(Inductor's own CUDA-graph trees look after themselves.)"""
+
+
 def executors_for(device: str, compiler: bool) -> list[str]:
     """The executors worth measuring on ``device``; without a compiler Inductor is out on a CPU."""
     if device.startswith("cuda"):

@@ -23,19 +23,37 @@ from autokernel.regions.region import Region
 
 @dataclass(eq=False)
 class Pack:
-    """Prepacked tensors of one call site and where their parameters sit among the graph's inputs."""
+    """Prepacked tensors of one call site and where their parameters sit among the graph's inputs.
+
+    A pack that is a view of the parameters themselves is never written: the user may still hold that memory.
+    """
 
     kernel: Kernel
     sources: list[int]
     statics: list[Tensor]
     tensors: list[Tensor]
+    views: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        owned = {_storage(t) for t in self.statics}
+        self.views |= {i for i, t in enumerate(self.tensors) if _storage(t) in owned}
 
     def refresh(self, statics: list[Tensor]) -> None:
-        """Pack again into the same memory, so that recorded CUDA graphs read the new values."""
+        """Pack again; into the same memory where it is our own, so that recorded CUDA graphs read it."""
+        owned = {_storage(t) for t in self.statics}
         fresh = self.kernel.pack(statics)
         with torch.no_grad():
-            for old, new in zip(self.tensors, fresh, strict=True):
-                if old.data_ptr() != new.data_ptr():
+            for i, (old, new) in enumerate(zip(self.tensors, fresh, strict=True)):
+                if old.data_ptr() == new.data_ptr():
+                    continue
+                if (
+                    i in self.views
+                    or _storage(old) in owned
+                    or _storage(new) in {_storage(t) for t in statics}
+                ):
+                    self.views.add(i)
+                    self.tensors[i] = new  # a new address: graphs are recorded anew
+                else:
                     old.copy_(new)
         self.statics = statics
 
@@ -106,6 +124,10 @@ def rewrite(graph: Graph, kernels: Mapping[str, Kernel]) -> Rewritten:
             setattr(gm, name, getattr(graph.gm, name))
     result.gm = gm
     return result
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _getitem(values: Any, index: int) -> Any:

@@ -24,7 +24,7 @@ from autokernel.errors import DeviceMissing
 from autokernel.judge import spawned
 from autokernel.judge.arena import Arena, remove_shared_folder
 from autokernel.judge.handle import Worker, WorkerFault
-from autokernel.judge.launch import Deadlines, Launcher
+from autokernel.judge.launch import Deadlines, Launcher, LaunchError
 from autokernel.judge.layout import TensorSpec
 from autokernel.judge.spawned import PairedResult, SpawnedWorker
 from autokernel.judge.task_judge import TaskError, TaskJudge
@@ -100,10 +100,23 @@ class Judge:
         if ready is not None:
             return ready
         self.launcher.refill()
-        task_judge = TaskJudge(self, task)
+        task_judge = self._made(task)
         self._tasks.append(task_judge)
         task_judge.calibrate()
         return task_judge
+
+    def _made(self, task: Task) -> TaskJudge:
+        try:
+            return TaskJudge(self, task)
+        except (LaunchError, WorkerFault, torch.OutOfMemoryError) as error:
+            raise TaskError(f"its baselines could not be started: {str(error).splitlines()[0]}") from error
+
+    def release(self) -> None:
+        """Close the tasks that `prepare` opened and nobody asked for."""
+        for item in self._ready.values():
+            if isinstance(item, TaskJudge):
+                item.close()
+        self._ready.clear()
 
     def prepare(self, tasks: Sequence[Task], workers: int = 6) -> dict[str, dict[str, float]]:
         """Open several tasks side by side, so that their compilers run in parallel; `open` then returns them.
@@ -114,10 +127,11 @@ class Judge:
 
         def prepared(task: Task) -> TaskJudge | TaskError:
             try:
-                return TaskJudge(self, task)
+                return self._made(task)
             except TaskError as error:
                 return error
 
+        _ = self.ipc  # found out once, before several threads ask
         with ThreadPoolExecutor(workers) as pool:
             opened = dict(zip([t.fingerprint for t in tasks], pool.map(prepared, tasks), strict=True))
         for fingerprint, item in opened.items():

@@ -273,15 +273,17 @@ class TaskJudge:
                 stages[name] = (result.passed, result.text)
                 if not result.passed:
                     break
-        finally:
-            log = trial.worker.process.log.text(0.05) if trial.worker is not None else ""
-            verdict = self._verdict(trial, result)
-            promising = verdict.status == "keep" and tier == "screen" and self.device.type == "cuda"
-            if promising and trial.worker is not None:
-                # A device context costs more than a verdict: the promotion goes on in this process.
-                self._screened, trial.worker = (Path(source), trial.worker), None
+        except BaseException:
             trial.close()
-            self.launcher.refill()  # warms up while nothing is timed: until the next candidate is
+            raise
+        log = trial.worker.process.log.text(0.05) if trial.worker is not None else ""
+        verdict = self._verdict(trial, result)
+        promising = verdict.status == "keep" and tier == "screen" and self.device.type == "cuda"
+        if promising and trial.worker is not None:
+            # A device context costs more than a verdict: the promotion goes on in this process.
+            self._screened, trial.worker = (Path(source), trial.worker), None
+        trial.close()
+        self.launcher.refill()  # warms up while nothing is timed: until the next candidate is
         verdict.stages, verdict.seconds = stages, time.perf_counter() - begin
         verdict.log = verdict.log or log[-LOG_LIMIT:]
         return verdict

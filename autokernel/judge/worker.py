@@ -170,6 +170,9 @@ class Worker:
             self.input_arena.pull()
         slots, pattern = args["slots"], args.get("pattern")
         targets = [subject.bind(self.inputs[slot]) for slot in slots]
+        for timer, _ in self.timers.values():
+            if timer.mode == "events":
+                timer.outputs.clear()  # a subject that never overwrites what is held makes room anew
         if self.device.type == "cuda" and not subject.strict:
             torch.cuda.empty_cache()  # what compilers tried out and gave back is no part of the model
         before = self._reset_peak()

@@ -26,7 +26,7 @@ def propose(ctx: StrategyContext) -> Iterator[Proposal]:
     if not ctx.device.startswith("cuda") or len(linears) != 1:
         return
     (linear,) = linears
-    if len(linear.all_input_nodes) != 3 or len(ctx.results) != 1:
+    if len(linear.all_input_nodes) != 3 or len(ctx.results) != 1 or len(shape_of(linear)) < 2:
         return
     activation = _activation(ctx, linear)
     if activation is None:
