@@ -16,7 +16,7 @@ from autokernel.judge import clock
 from autokernel.judge.buffers import InputBuffers, OutputBuffers, slot_count
 from autokernel.judge.cases import Case, CaseMaker, worst_e0
 from autokernel.judge.compare import Measures
-from autokernel.judge.handle import Worker, WorkerFault
+from autokernel.judge.handle import Prepared, Worker, WorkerFault
 from autokernel.judge.inputs import InputSource, spec_of
 from autokernel.judge.launch import LaunchError
 from autokernel.judge.layout import TensorSpec
@@ -55,6 +55,7 @@ class TaskJudge:
         self.delta = 0.0
         self.graph = self.device.type == "cuda"
         self._baseline: Worker | None = None
+        self._sample_s: float | None = None
         self._screened: tuple[Path, Worker] | None = None
         self._sweeper: Worker | None = None
         self._numbers = itertools.count()
@@ -137,8 +138,11 @@ class TaskJudge:
                 if not result.ok:
                     self.baseline_failures[name] = f"incorrect: {result.reason}"
                     continue
-                prepared = worker.prepare(number, range(self.inputs.count), graph=self.graph)
+                prepared = self.ready(worker, number)
                 graph = graph and prepared.graph
+                if name == "eager" and prepared.graph:
+                    # All arms of a comparison make as many calls per sample as eager does.
+                    self._sample_s = 1e9 if prepared.calls > self.inputs.count else 1e-9
             except WorkerFault as fault:
                 self.baseline_failures[name] = fault.reason
                 if name == "eager":
@@ -231,6 +235,11 @@ class TaskJudge:
             worker.close()
             raise
         return worker
+
+    def ready(self, worker: Worker, number: int) -> Prepared:
+        """Have ``worker`` ready its timer for a subject, with as many calls per sample as eager has."""
+        sample_s = self._sample_s if self.graph else None
+        return worker.prepare(number, range(self.inputs.count), graph=self.graph, min_sample_s=sample_s)
 
     def _kernel_spec(self, path: Path) -> dict[str, Any]:
         return {
@@ -327,7 +336,7 @@ class TaskJudge:
         if not result.ok:
             return Verdict("incorrect", result.reason)
         self.launcher.settle()
-        prepared = worker.prepare(number, range(self.inputs.count), graph=self.graph)
+        prepared = self.ready(worker, number)
         samples = [worker.time(number, 0).per_call_s for _ in range(SWEEP_SAMPLES)]
         note = f"; {prepared.note}" if prepared.note else ""
         return Verdict(

@@ -91,7 +91,7 @@ def run(trial: Trial) -> StageResult:
     worker, outputs = trial.running
     try:
         candidate = CheckedArm("candidate", trial, worker, outputs)
-        prepared = worker.prepare(SUBJECT, range(judge.inputs.count), graph=judge.graph)
+        prepared = judge.ready(worker, SUBJECT)
     except WorkerFault as fault:
         return failed(fault.status, fault.reason)
     if prepared.note:
@@ -117,7 +117,7 @@ def _add_parent(trial: Trial, arms: list[WorkerArm], calls: dict[str, int]) -> N
         buffers = judge.parent_outputs
         worker = judge.parent_worker(trial.parent)
         arm = CheckedArm("parent", trial, worker, buffers)
-        calls[arm.name] = worker.prepare(SUBJECT, range(judge.inputs.count), graph=judge.graph).calls
+        calls[arm.name] = judge.ready(worker, SUBJECT).calls
         arms.append(arm)
     except WorkerFault as fault:
         trial.notes.append(f"the parent could not be measured ({fault.reason.splitlines()[0]})")
