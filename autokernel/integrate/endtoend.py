@@ -94,6 +94,8 @@ class EndToEnd:
             and r.latency_us is None
             and r.status != "infra_error"
         }
+        errors = [r.error_ratio for r in self._rows if r.backend in known and r.error_ratio is not None]
+        self.arms.allowance = max([self.arms.allowance, *errors])
         missing = [n for n in self.baseline_names() if n not in known and n not in failed]
         if missing:
             arms = self.arms.start({n: {"baseline": n} for n in missing})
@@ -130,6 +132,8 @@ class EndToEnd:
             samples = rounds[name] if name in live else None
             if samples is not None:
                 result[name] = median_us(samples)
+            if arm.agreement is not None and arm.agreement.error_ratio is not None:
+                self.arms.allowance = max(self.arms.allowance, arm.agreement.error_ratio)
             self._journal(self.make.baseline(arm, samples, eager, "whole model as torch gives it"))
         return result
 
