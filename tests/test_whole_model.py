@@ -31,9 +31,6 @@ def test_the_limit_is_in_units_of_eagers_error() -> None:
         found = agree([a], [[(a.exact[0] + factor * error).float()]])
         assert found.ok is ok
         assert found.error_ratio == pytest.approx(factor, rel=1e-3)
-    # torch.compile's own error of 1.8 stretches it, and a broken compiler's of 50 no further than to 3.
-    for allowance, factor, ok in ((1.8, 2.6, True), (1.8, 2.8, False), (50.0, 2.9, True), (50.0, 3.1, False)):
-        assert agree([a], [[(a.exact[0] + factor * error).float()]], allowance).ok is ok
     half = answer(0.02)
     half.eager = [half.eager[0].half()]
     error = half.eager[0].double() - half.exact[0]

@@ -111,7 +111,6 @@ class Arms:
         self._comparing = Lock()
         self._weights: Path | None = None
         self._answers: list[Answer] = []
-        self.allowance = 1.0
 
     def merges(self, kept: Sequence[tuple[Task, Path]]) -> dict[str, list[dict[str, Any]]]:
         return parameter_merges(self.loaded.model, self._graphs(), kept) if kept else {}
@@ -164,7 +163,7 @@ class Arms:
         answers = self.answers()
         outputs = [arm.worker.run(a.inputs) for a in answers]
         with self._comparing:  # float64 copies of large outputs: one set at a time
-            arm.agreement = agree(answers, outputs, self.allowance)
+            arm.agreement = agree(answers, outputs)
 
     def answers(self) -> list[Answer]:
         if not self._answers:
@@ -211,7 +210,7 @@ class Arms:
         for arm in live:
             if arm.ready and arm.name not in BASELINES:
                 with arm.guarded():
-                    found = agree([answer], [arm.alive().timed_outputs()], self.allowance)
+                    found = agree([answer], [arm.alive().timed_outputs()])
                     if not found.ok:
                         arm.agreement = Agreement(
                             False, f"in a timed call: {found.reason}", found.error_ratio
