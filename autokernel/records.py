@@ -25,6 +25,11 @@ Bound = Literal["dram", "l1", "latency", "compute", "occupancy", "launch", "mixe
 Role = Literal["activation", "parameter", "buffer", "constant"]
 Provenance = Literal["custom", "mixed", "library"]
 
+INPUT_ALIGNMENT = 16
+"""Bytes.  A kernel may count on inputs that start at a multiple of this: the judge gives it no others, and in
+a model one that doesn't is copied.  Libraries load as wide as that, and where they can't some answer wrongly
+without an error (cuDNN's attention does)."""
+
 STATUSES: tuple[str, ...] = typing.get_args(Status)
 FAMILIES: tuple[str, ...] = typing.get_args(Family)
 TIMED: frozenset[str] = frozenset({"baseline", "keep", "discard"})

@@ -3,10 +3,10 @@
     python benchmarks/run_suite.py --out benchmarks/h200
     python benchmarks/run_suite.py --out benchmarks/cpu --models nano --device cpu --dtype float32
 
-For every model: the command's own output, its results.tsv, report.md and the kernels that stayed in the
-model go to ``OUT/<model>/``; ``OUT/suite.md`` is one table over all of them, with device, versions and date.
-Each ratio comes from one run in which both sides were timed in the same rounds.  A model whose folder
-already holds a result is not run again.
+For every model: the command's own output (before each line, the seconds since its start), its results.tsv,
+report.md and the kernels that stayed in the model go to ``OUT/<model>/``; ``OUT/suite.md`` is one table over
+all of them, with device, versions and date.  Each ratio comes from one run in which both sides were timed in
+the same rounds.  A model whose folder already holds a result is not run again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -24,7 +26,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 MODELS = {"gpt2": "models/gpt2.py", "llama": "models/llama.py", "nano": "models/nano.py"}
-LIMIT_S = 600
 
 
 def run(name: str, out: Path, runs: Path, arguments: argparse.Namespace) -> None:
@@ -39,9 +40,21 @@ def run(name: str, out: Path, runs: Path, arguments: argparse.Namespace) -> None
     if arguments.max_autotune:
         command += ["--max-autotune"]
     begun = time.monotonic()
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    with (folder / "output.txt").open("w", encoding="utf-8") as log:
-        subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, check=False)
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    env = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    with (
+        (folder / "output.txt").open("w", encoding="utf-8") as log,
+        subprocess.Popen(
+            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
+    ):
+        interrupt = threading.Timer(arguments.limit, process.send_signal, [signal.SIGINT])
+        interrupt.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            log.write(f"{time.monotonic() - begun:6.1f} s  {line}")
+            log.flush()
+        interrupt.cancel()
     seconds = time.monotonic() - begun
     for file in ("results.tsv", "report.md", "run.json", "profile.json"):
         if (runs / name / file).exists():
@@ -96,6 +109,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--top", type=int, default=10)
     parser.add_argument("--budget", default="")
+    parser.add_argument("--limit", type=float, default=600, help="seconds per model, then Ctrl-C")
     parser.add_argument("--max-autotune", action="store_true")
     arguments = parser.parse_args()
     out = arguments.out.resolve()

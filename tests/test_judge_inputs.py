@@ -153,7 +153,7 @@ def test_input_buffers_hold_strided_values_and_see_changes(tmp_path: Path) -> No
         assert buffers.changed_input(slot, inputs) == ""
         x = buffers.arena.view(buffers.slots[slot][0])
         assert torch.equal(x, inputs[0]) and stride_order(x.shape, x.stride()) == [1, 0]
-    assert buffers.slots[3][0].offset % 256 == 4 and buffers.slots[4][0].stride[1] > 64
+    assert buffers.slots[3][0].offset % 256 == 16 and buffers.slots[4][0].stride[1] > 64
     buffers.arena.view(buffers.slots[1][2])[3, 3] += 1
     assert buffers.changed_input(1, inputs) == "wb"
     buffers.close()

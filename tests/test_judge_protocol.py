@@ -124,7 +124,7 @@ def test_broadcast_and_zero_dim_specs() -> None:
 
 def test_packed_specs_do_not_overlap_and_are_aligned() -> None:
     specs = [TensorSpec.of(torch.empty(n, dtype=torch.float16)) for n in (1, 1000, 3)]
-    placed, end = pack_specs(specs, start=10, shift=1)
+    placed, end = pack_specs(specs, start=10, shift=2)
     spans = [(s.offset, s.offset + s.extent) for s in placed]
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans)) and spans[-1][1] <= end
     assert all((s.offset - 2) % 256 == 0 for s in placed)

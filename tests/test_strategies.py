@@ -227,18 +227,26 @@ def test_layer_norm_by_hand() -> None:
     check(region, proposal)
 
 
-def test_merged_linears_with_bias() -> None:
+@pytest.mark.parametrize(
+    "widths, expected",
+    [
+        ((8, 4), ["merge-linears", "merge-linears,contiguous"]),
+        ((5, 7), ["merge-linears,contiguous"]),  # views of odd widths would start at any address
+        ((8, 5), ["merge-linears,contiguous"]),  # and so would every second row
+    ],
+)
+def test_merged_linears_with_bias(widths: tuple[int, int], expected: list[str]) -> None:
     class Siblings(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b = nn.Linear(8, 5), nn.Linear(8, 7)
+            self.a, self.b = nn.Linear(8, widths[0]), nn.Linear(8, widths[1])
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             return self.a(x), self.b(x)
 
     (region,) = regions_of(Siblings(), torch.randn(3, 8))
     found = proposals(merge_linears, region)
-    assert [p.strategy for p in found] == ["merge-linears", "merge-linears,contiguous"]
+    assert [p.strategy for p in found] == expected
     for proposal in found:
         check(region, proposal)
 

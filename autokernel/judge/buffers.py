@@ -19,7 +19,7 @@ from autokernel.judge.clock import MIN_GRAPH_CALLS, MIN_SAMPLE_S, l2_bytes
 from autokernel.judge.handle import Worker
 from autokernel.judge.layout import TensorSpec, fill, pack_specs, raw
 from autokernel.judge.protocol import Flag, OutputRecord
-from autokernel.records import Task
+from autokernel.records import INPUT_ALIGNMENT, Task
 
 CPU_SLOTS = 4
 BUDGET = {"cpu": 512 << 20, "cuda": 4 << 30}
@@ -63,7 +63,7 @@ class InputBuffers:
         self.slots: list[list[TensorSpec]] = []
         self._static_slots: list[int] = []
         for index in range(count + 2):
-            shift, pad = (1 if index == count else 0), (8 if index == count + 1 else 0)
+            shift, pad = (INPUT_ALIGNMENT if index == count else 0), (8 if index == count + 1 else 0)
             slot = []
             own = index == 0 or (repeat and index < count)
             for i, spec in enumerate(specs):

@@ -65,7 +65,7 @@ class Judge:
         self._ready: dict[str, TaskJudge | TaskError] = {}
         self.preparing = RLock()
         if self.device.type == "cuda":
-            self.launcher.refill()  # contexts are made while the model is loaded and captured
+            self.launcher.start()  # contexts are made while the model is loaded and captured
 
     @property
     def ipc(self) -> bool:

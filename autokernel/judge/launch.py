@@ -74,10 +74,11 @@ def scrubbed_environment(device: str) -> dict[str, str]:
     env["PYTHONPATH"] = os.pathsep.join(roots)
     if not device.startswith("cuda"):
         env |= OPENMP
-        env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a pool of compilers would linger while we time
     else:
-        # Several workers compile at once: a pool of 32 compilers in each would only get in one another's way.
-        env["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(1, min(4, (os.cpu_count() or 4) // 4)))
+        env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # "is there a GPU?" must not initialise CUDA in the zygote
+    # A pool of compilers in every worker would linger while we time; and where several workers compile at
+    # once, each gains less from a pool than it costs to start one.
+    env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     env["PYTHONUNBUFFERED"] = "1"
     return env
@@ -189,6 +190,7 @@ class Launcher:
         self._zygote: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._zygote_log: BoundedLog | None = None
+        self._closed = False
 
     def _start_zygote(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -208,6 +210,8 @@ class Launcher:
 
     def _fork(self) -> WorkerProcess:
         """Ask the zygote for one worker; does not wait for it to be warm."""
+        if self._closed:
+            raise LaunchError("the judge has been closed")
         if self._zygote is None or self._zygote.poll() is not None or self._socket is None:
             if self._socket is not None:
                 self._socket.close()
@@ -254,6 +258,15 @@ class Launcher:
             if not self._warming:
                 self._warming += [self._fork() for _ in range(max(1, self.pool_size))]
 
+    def start(self) -> None:
+        """Start the zygote and the first workers, in the background."""
+
+        def fill() -> None:
+            with contextlib.suppress(LaunchError, OSError):  # whoever takes a worker will hear of it
+                self.refill()
+
+        threading.Thread(target=fill, daemon=True).start()
+
     def settle(self) -> None:
         """Wait until no worker is warming up, so that the machine is quiet for a measurement."""
         for process in list(self._warming):
@@ -263,22 +276,26 @@ class Launcher:
                 self._warming.remove(process)
 
     def _stop_zygote(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        if self._zygote is not None:
+        control, self._socket = self._socket, None
+        zygote, self._zygote = self._zygote, None
+        if control is not None:
+            with contextlib.suppress(OSError):
+                control.shutdown(socket.SHUT_RDWR)  # wakes a thread of ours that waits for an answer
+            control.close()
+        if zygote is not None:
             try:
-                self._zygote.wait(2)
+                zygote.wait(2)
             except subprocess.TimeoutExpired:
-                self._zygote.kill()
-                self._zygote.wait()
-            self._zygote = None
+                zygote.kill()
+                zygote.wait()
 
     def close(self) -> None:
-        for process in self._warming:
-            process.kill()
-        self._warming.clear()
-        self._stop_zygote()
+        self._closed = True
+        self._stop_zygote()  # before the lock: whoever waits for its answer holds that
+        with self._lock:
+            for process in self._warming:
+                process.kill()
+            self._warming.clear()
 
     def scratch_folder(self, pid: int) -> Path:
         """A fresh folder for one worker; removed by `discard_scratch`."""

@@ -126,11 +126,11 @@ def aligned(offset: int) -> int:
 def pack_specs(specs: Sequence[TensorSpec], start: int = 0, shift: int = 0) -> tuple[list[TensorSpec], int]:
     """Lay ``specs`` out one after the other from byte ``start``; returns them placed, and the end.
 
-    ``shift`` elements of each tensor's own dtype are left free before it: an offset view.
+    ``shift`` bytes are left free before each: an offset view.
     """
     placed, cursor = [], aligned(start)
     for spec in specs:
-        placed.append(spec.at(cursor + shift * spec.dtype.itemsize))
+        placed.append(spec.at(cursor + shift))
         cursor = aligned(placed[-1].offset + spec.extent)
     return placed, cursor
 

@@ -47,19 +47,30 @@ from autokernel.judge.protocol import (
 )
 
 DEVICE_CODES = {"cpu": 0, "cuda": 1}
+CUDA_ERROR_NOT_INITIALIZED = 3
 
 
-def preload(device: str) -> None:
-    """Import, in the zygote, what workers will need, so that each of them starts with it.
-
-    On a GPU the compiler is left out: importing it may touch CUDA, which a fork can't inherit.
-    """
+def preload(*, compiler: bool) -> None:
+    """Import, in the zygote, what workers will need, so that each of them starts with it."""
     with contextlib.suppress(ImportError):
         import triton  # noqa: F401
-    if device.startswith("cpu"):
+    if compiler:
         with contextlib.suppress(ImportError):
             import torch._dynamo
-            import torch._inductor.compile_fx  # noqa: F401
+            import torch._inductor.compile_fx
+            import torch._inductor.cudagraph_trees  # noqa: F401
+
+
+def cuda_initialized() -> bool:
+    """Whether this process has initialised the CUDA driver, in which case no child of it can use CUDA."""
+    if torch.cuda.is_initialized():
+        return True
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    context = ctypes.c_void_p()
+    return driver.cuCtxGetCurrent(ctypes.byref(context)) != CUDA_ERROR_NOT_INITIALIZED
 
 
 def enter(command_fd: int, reply_fd: int, log_fd: int) -> tuple[int, int]:

@@ -1,10 +1,11 @@
-"""``python -m autokernel.judge.zygote FD DEVICE``: imports torch once, then forks one worker per request.
+"""``python -m autokernel.judge.zygote FD DEVICE [lean]``: imports torch once, then forks workers on request.
 
 Requests arrive on the Unix socket FD as one JSON packet with four descriptors: commands (read), replies
 (write), log (write), exit status (write).  The answer is the child's pid.  When a child ends, its wait
 status is written to its exit descriptor.  When the socket closes, every child's group is killed.
 
-It never runs an operator and never touches CUDA, so that its children can.
+It never runs an operator and never touches CUDA, so that its children can.  Should importing the compiler
+have done so, it starts itself again and leaves the compiler out (``lean``).
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_w)
     exits: dict[int, int] = {}
-    worker.preload(sys.argv[2])
+    lean = "lean" in sys.argv[3:]
+    worker.preload(compiler=not lean)
+    if sys.argv[2].startswith("cuda") and not lean and worker.cuda_initialized():
+        os.set_inheritable(control.fileno(), True)
+        os.execv(
+            sys.executable, [sys.executable, "-P", "-m", "autokernel.judge.zygote", *sys.argv[1:], "lean"]
+        )
     while True:
         ready, _, _ = select.select([control, wake_r], [], [])
         if wake_r in ready:

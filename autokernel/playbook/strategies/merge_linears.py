@@ -7,6 +7,7 @@ one, with the gate applied to its halves.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 from torch import fx
 
@@ -14,6 +15,7 @@ from autokernel.capture.graph import fake_value
 from autokernel.playbook.context import StrategyContext, find, shape_of
 from autokernel.playbook.emit import kernel_file
 from autokernel.proposers.proposal import Proposal
+from autokernel.records import INPUT_ALIGNMENT
 from autokernel.regions.code import statements
 
 NAME = "merge_linears"
@@ -58,6 +60,10 @@ def _source(ctx: StrategyContext, linears: list[fx.Node], copies: bool) -> str |
     sizes = [shape_of(w)[0] for w in weights]
     if len({fake_value(w).dtype for w in weights}) != 1:
         return None
+    itemsize = fake_value(weights[0]).dtype.itemsize
+    handed_out = any(n in set(ctx.results) for n in linears)
+    if handed_out and not copies and any(end * itemsize % INPUT_ALIGNMENT for end in accumulate(sizes)):
+        return None  # parts and rows that start anywhere are read slowly, and wrongly by some libraries
     used = {*weights, *biases}
     rest = [s for s in ctx.statics if s not in used]
     packs = [f"merge_rows({ctx.named(weights)})"]
