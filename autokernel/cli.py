@@ -6,9 +6,11 @@ Results go to stdout, progress and errors to stderr.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -332,6 +334,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit.  What autokernel raises on purpose is one line on stderr."""
     if arguments is not None:
         sys.argv[1:] = arguments
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1)  # kill -USR1 shows where every thread of a stuck run is
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler talks on stderr otherwise
     try:
         code = app(prog_name="autokernel", standalone_mode=False)

@@ -48,13 +48,18 @@ def run(name: str, out: Path, runs: Path, arguments: argparse.Namespace) -> None
             command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process,
     ):
-        interrupt = threading.Timer(arguments.limit, process.send_signal, [signal.SIGINT])
-        interrupt.start()
+        stops = [
+            threading.Timer(arguments.limit + late, process.send_signal, [number])
+            for late, number in ((0, signal.SIGINT), (60, signal.SIGUSR1), (65, signal.SIGKILL))
+        ]
+        for stop in stops:
+            stop.start()
         assert process.stdout is not None
         for line in process.stdout:
             log.write(f"{time.monotonic() - begun:6.1f} s  {line}")
             log.flush()
-        interrupt.cancel()
+        for stop in stops:
+            stop.cancel()
     seconds = time.monotonic() - begun
     for file in ("results.tsv", "report.md", "run.json", "profile.json"):
         if (runs / name / file).exists():

@@ -94,7 +94,7 @@ def test_deadline_and_closed_end(pipes) -> None:
 def test_every_dtype_crosses_an_arena(tmp_path: Path, dtype) -> None:
     arena = Arena(torch.device("cpu"), 4096, tmp_path)
     spec = TensorSpec(dtype, (3, 4), (1, 5), 256)
-    mapped = MappedArena(arena.export().told, torch.device("cpu"))
+    mapped = MappedArena(arena.export(), torch.device("cpu"))
     pattern = torch.arange(spec.extent, dtype=torch.uint8) % 2  # 0/1 bytes are valid booleans, too
     arena.bytes()[256 : 256 + spec.extent] = pattern
     assert torch.equal(raw(mapped.view(spec)), raw(arena.view(spec)))
@@ -105,7 +105,7 @@ def test_every_dtype_crosses_an_arena(tmp_path: Path, dtype) -> None:
 def test_writes_are_seen_by_both_sides(tmp_path: Path) -> None:
     arena = Arena(torch.device("cpu"), 4096, tmp_path)
     spec = TensorSpec.of(torch.empty(5, 7, dtype=torch.complex64))
-    mapped = MappedArena(arena.export().told, torch.device("cpu"))
+    mapped = MappedArena(arena.export(), torch.device("cpu"))
     value = torch.randn(5, 7, dtype=torch.complex64)
     mapped.view(spec).copy_(value)
     assert torch.equal(arena.view(spec), value)

@@ -1,4 +1,4 @@
-"""Points of a kernel's SPACE, judged quickly in one worker."""
+"""Points of a kernel's SPACE, judged quickly in a few workers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ def kernel_fn(x, weight):
 """
 
 
-def test_every_point_has_a_verdict(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [1, 3])
+def test_every_point_has_a_verdict(tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Failing points cost themselves only, and a slower point is seen to be slower."""
+    monkeypatch.setattr("os.cpu_count", lambda: width)
     files = [write_kernel(tmp_path, POINT.format(block=b), f"p{b}.py") for b in (0, 3, 4, 5, 200)]
     with Judge("cpu") as judge, judge.open(rms_task(tmp_path / "task")) as task:
         fast, raised, wrong, gone, slow = task.sweep(files)

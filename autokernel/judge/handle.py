@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autokernel.judge.arena import Arena, Export
+from autokernel.judge.arena import Arena
 from autokernel.judge.clock import Sample
 from autokernel.judge.launch import Launcher, cache_folders
 from autokernel.judge.layout import TensorSpec
@@ -72,7 +72,6 @@ class Worker:
     def __init__(self, launcher: Launcher, *, trusted: bool, allow_tf32: bool = False) -> None:
         self.launcher, self.trusted, self.deadlines = launcher, trusted, launcher.deadlines
         self.process = launcher.take()
-        self.exports: list[tuple[Arena, Export]] = []
         self.closed = False
         scratch = launcher.scratch_folder(self.process.pid)
         env = cache_folders(scratch, trusted=trusted)
@@ -132,9 +131,10 @@ class Worker:
         for key, given in (("inputs", inputs), ("outputs", outputs)):
             if given is not None:
                 arena, slots = given
-                export = arena.export()
-                self.exports.append((arena, export))
-                args[key] = {"arena": export.told, "slots": [[s.to_json() for s in slot] for slot in slots]}
+                args[key] = {
+                    "arena": arena.export(),
+                    "slots": [[s.to_json() for s in slot] for slot in slots],
+                }
         self.call(Op.ATTACH, args, self.deadlines.own_s)
 
     def run(
@@ -179,14 +179,11 @@ class Worker:
         return reply.doubles
 
     def close(self) -> None:
-        """Kill the process group, release what it mapped, delete its scratch folder."""
+        """Kill the process group, delete its scratch folder."""
         if self.closed:
             return
         self.closed = True
         self.process.kill()
-        for arena, export in self.exports:
-            arena.release(export)
-        self.exports.clear()
         self.launcher.discard_scratch(self.process.pid)
 
 

@@ -69,6 +69,7 @@ class SpawnedWorker:
         self._specs, end = pack_specs([TensorSpec(s.dtype, s.shape, s.stride) for s in inputs])
         self._inputs = Arena(device, end, scratch, ipc=ipc)
         self._outputs: Arena | None = None
+        self._replaced: list[Arena] = []
         self.output_specs: list[TensorSpec] = []
         self.prepared: Prepared | None = None
         self.held_bytes = 0.0
@@ -86,7 +87,7 @@ class SpawnedWorker:
 
     def _attach_outputs(self, specs: Sequence[TensorSpec]) -> None:
         if self._outputs is not None:
-            self._outputs.close()
+            self._replaced.append(self._outputs)  # the worker still maps it
         self.output_specs, end = pack_specs(specs)
         self._outputs = Arena(self.device, end, self._scratch, ipc=self._ipc)
         self.worker.attach(outputs=(self._outputs, [self.output_specs]))
@@ -146,9 +147,10 @@ class SpawnedWorker:
     def close(self) -> None:
         if hasattr(self, "worker"):
             self.worker.close()
-        self._inputs.close()
-        if self._outputs is not None:
-            self._outputs.close()
+        for arena in (self._inputs, self._outputs, *self._replaced):
+            if arena is not None:
+                arena.close()
+        self._replaced.clear()
 
     def __enter__(self) -> SpawnedWorker:
         return self

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,8 +12,7 @@ import torch
 from autokernel.errors import AutokernelError
 from autokernel.judge import clock
 from autokernel.judge.buffers import InputBuffers, OutputBuffers, slot_count
-from autokernel.judge.cases import Case, CaseMaker, worst_e0
-from autokernel.judge.compare import Measures
+from autokernel.judge.cases import CaseMaker, worst_e0
 from autokernel.judge.handle import Prepared, Worker, WorkerFault
 from autokernel.judge.inputs import InputSource, spec_of
 from autokernel.judge.launch import LaunchError
@@ -24,6 +21,7 @@ from autokernel.judge.stages import STAGES
 from autokernel.judge.stages.timing import WorkerArm
 from autokernel.judge.stats import calibrate_delta, faster
 from autokernel.judge.subjects import load_reference
+from autokernel.judge.sweep import Sweep
 from autokernel.judge.trial import SUBJECT, StageResult, Tier, Trial
 from autokernel.records import Ratio, Task, Verdict
 
@@ -36,7 +34,6 @@ TWINS = {"cpu": 3, "cuda": 0}
 CUDA graph), so that eager is measured against itself."""
 SUBJECTS = {"eager": ("reference", 0), "compile": ("reference-compiled", 1)}
 LOG_LIMIT = 8000
-SWEEP_SAMPLES = 7
 
 
 class TaskError(AutokernelError):
@@ -57,8 +54,7 @@ class TaskJudge:
         self._baseline: Worker | None = None
         self._sample_s: float | None = None
         self._screened: tuple[Path, Worker] | None = None
-        self._sweeper: Worker | None = None
-        self._numbers = itertools.count()
+        self._sweep: Sweep | None = None
         self._parent: tuple[Path, Worker] | None = None
         self._outputs: dict[str, OutputBuffers] = {}
         with judge.preparing:  # float64 is the whole process's default dtype while a reference is evaluated
@@ -219,15 +215,15 @@ class TaskJudge:
                 worker.repack(SUBJECT)
                 return worker
             worker.close()
-        worker = self._worker(outputs)
+        worker = self.start_worker(outputs)
         try:
-            worker.load(SUBJECT, self._kernel_spec(path))
+            worker.load(SUBJECT, self.kernel_spec(path))
         except WorkerFault:
             worker.close()
             raise
         return worker
 
-    def _worker(self, outputs: OutputBuffers) -> Worker:
+    def start_worker(self, outputs: OutputBuffers) -> Worker:
         worker = Worker(self.launcher, trusted=False, allow_tf32=self.task.allow_tf32)
         try:
             outputs.attach(worker, self.inputs)
@@ -241,7 +237,7 @@ class TaskJudge:
         sample_s = self._sample_s if self.graph else None
         return worker.prepare(number, range(self.inputs.count), graph=self.graph, min_sample_s=sample_s)
 
-    def _kernel_spec(self, path: Path) -> dict[str, Any]:
+    def kernel_spec(self, path: Path) -> dict[str, Any]:
         return {
             "kind": "kernel",
             "path": str(path.resolve()),
@@ -259,10 +255,12 @@ class TaskJudge:
 
     def _output_buffers(self, name: str) -> OutputBuffers:
         if name not in self._outputs:
-            self._outputs[name] = OutputBuffers(
-                self.output_specs, len(self.inputs.slots), self.device, self.owner.scratch, ipc=self.owner.ipc
-            )
+            self._outputs[name] = self.new_outputs(len(self.inputs.slots))
         return self._outputs[name]
+
+    def new_outputs(self, slots: int) -> OutputBuffers:
+        owner = self.owner
+        return OutputBuffers(self.output_specs, slots, self.device, owner.scratch, ipc=owner.ipc)
 
     # -- verdicts ------------------------------------------------------------------------------------
 
@@ -298,53 +296,10 @@ class TaskJudge:
         return verdict
 
     def sweep(self, sources: Sequence[Path]) -> list[Verdict]:
-        """Variants of one kernel (points of its SPACE), all in one worker: a quick look, no promotion.
-
-        Each is checked on one secret case and timed alone, by the worker's clock; ``discard`` carries that
-        time, and whatever wins has to go through `judge` like any other candidate.
-        """
-        case = self.maker.make("normal")
-        e0 = worst_e0([case, self.maker.make("normal")])
-        verdicts = []
-        for source in sources:
-            number = next(self._numbers)
-            begin = time.perf_counter()
-            self.inputs.write_statics(case.inputs)
-            for slot in range(self.inputs.count):
-                self.inputs.write(slot, case.inputs)
-            self.inputs.arena.sync()
-            try:
-                if self._sweeper is None or self._sweeper.closed:
-                    self._sweeper = self._worker(self._output_buffers("sweep"))
-                verdict = self._point(self._sweeper, number, source, case, e0)
-            except WorkerFault as fault:
-                verdict = Verdict(fault.status, fault.reason, log=fault.log[-LOG_LIMIT:])
-            except LaunchError as error:
-                verdict = Verdict("infra_error", str(error))
-            verdict.seconds = time.perf_counter() - begin
-            verdicts.append(verdict)
-        return verdicts
-
-    def _point(
-        self, worker: Worker, number: int, source: Path, case: Case, e0: Sequence[Measures]
-    ) -> Verdict:
-        outputs = self._output_buffers("sweep")
-        worker.load(number, self._kernel_spec(source))
-        outputs.poison()
-        worker.run(number, [0], first=True)
-        result = self.maker.check(case, outputs.outputs(0), e0)
-        if not result.ok:
-            return Verdict("incorrect", result.reason)
-        self.launcher.settle()
-        prepared = self.ready(worker, number)
-        samples = [worker.time(number, 0).per_call_s for _ in range(SWEEP_SAMPLES)]
-        note = f"; {prepared.note}" if prepared.note else ""
-        return Verdict(
-            "discard",
-            f"a point of a search, not promoted{note}",
-            error_ratio=result.ratio,
-            latency_us=statistics.median(samples) * 1e6,
-        )
+        """A quick look at variants of one kernel; see `autokernel.judge.sweep`."""
+        if self._sweep is None:
+            self._sweep = Sweep(self)
+        return self._sweep.run(sources)
 
     def _guarded(self, run: Callable[[Trial], StageResult], trial: Trial) -> StageResult:
         try:
@@ -392,9 +347,9 @@ class TaskJudge:
                 return worker
             worker.close()
             self._parent = None
-        worker = self._worker(self.parent_outputs)
+        worker = self.start_worker(self.parent_outputs)
         try:
-            worker.load(SUBJECT, self._kernel_spec(path))
+            worker.load(SUBJECT, self.kernel_spec(path))
         except WorkerFault:
             worker.close()
             raise
@@ -405,8 +360,8 @@ class TaskJudge:
         for held in (self._screened, self._parent):
             if held is not None:
                 held[1].close()
-        if self._sweeper is not None:
-            self._sweeper.close()
+        if self._sweep is not None:
+            self._sweep.close()
         if self._baseline is not None:
             self._baseline.close()
         for buffers in self._outputs.values():

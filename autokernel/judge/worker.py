@@ -121,7 +121,7 @@ class Worker:
         self.trusted = False
         self.subjects: dict[int, subjects.Subject] = {}
         self.timers: dict[int, tuple[Timer, list[int]]] = {}
-        self.arenas: list[MappedArena] = []  # kept for good: an unmapped arena would drop its reference
+        self.arenas: list[MappedArena] = []  # kept for good
         self.inputs: list[list[Tensor]] = []
         self.input_arena: MappedArena | None = None
         self.outputs: list[list[Tensor]] = []
