@@ -1,0 +1,167 @@
+"""Which kernels stay in the model, on models that are made of numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autokernel.integrate.arms import Arm, KeptKernel
+from autokernel.integrate.endtoend import _sides
+from autokernel.integrate.model_rows import ModelRows
+from autokernel.integrate.selection import Selector
+from autokernel.integrate.whole_model import Agreement
+from autokernel.judge.handle import WorkerFault
+from autokernel.records import Experiment
+
+EXECUTORS = ["inductor", "plain"]
+
+
+class FakeArms:
+    """``cost(names of kernels, executor)`` is the model's time in µs; None: such a variant does not start."""
+
+    def __init__(self, cost: Callable[[set[str], str], float | None]) -> None:
+        self.cost, self.rng = cost, random.Random(1)
+        self.names: dict[str, str] = {}
+        self.open = 0
+
+    def variant(self, kernels: list[KeptKernel], executor: str) -> dict[str, Any]:
+        return {"kernels": {k.source.stem for k in kernels}, "executor": executor}
+
+    def start(self, variants: dict[str, dict[str, Any]]) -> dict[str, Arm]:
+        return {name: self._arm(name, variant) for name, variant in variants.items()}
+
+    def _arm(self, name: str, variant: dict[str, Any]) -> Arm:
+        us = self.cost(variant["kernels"], variant["executor"])
+        if us is None:
+            return Arm(name, fault=WorkerFault("crash", "it does not start"))
+        self.open += 1
+        worker = SimpleNamespace(held_bytes=0.0, us=us, close=self._closed)
+        return Arm(name, worker=worker, agreement=Agreement(True, "", 1.0))  # type: ignore[arg-type]
+
+    def _closed(self) -> None:
+        self.open -= 1
+
+    def rounds(self, arms: list[Arm], rounds: int) -> dict[str, list[float]]:
+        return {a.name: [a.worker.us * self.rng.gauss(1, 0.002) * 1e-6 for _ in range(rounds)] for a in arms}  # type: ignore[union-attr]
+
+
+def kernel(folder: Path, name: str, gain_us: float = 10.0, instead: tuple[str, ...] = ()) -> KeptKernel:
+    def file(stem: str) -> Path:
+        path = folder / f"{stem}.py"
+        path.write_text(f"# {stem}\n")
+        return path
+
+    task = SimpleNamespace(name=f"task-{name}", device_time_us=2 * gain_us)
+    return KeptKernel(task, file(name), 2.0, tuple(file(i) for i in instead))  # type: ignore[arg-type]
+
+
+def select(
+    kernels: list[KeptKernel], cost: Callable[[set[str], str], float | None]
+) -> tuple[set[str], str, list[Experiment]]:
+    arms, rows = FakeArms(cost), list[Experiment]()
+    baseline = arms._arm("compile-default", {"kernels": set(), "executor": "baseline"})
+
+    def journal(row: Experiment) -> Experiment:
+        rows.append(row)
+        return row
+
+    selector = Selector(arms, baseline, ModelRows("run", "cpu"), journal)  # type: ignore[arg-type]
+    chosen = selector.run(kernels, EXECUTORS)
+    assert arms.open == 1  # every process but the baseline's has been closed
+    return {k.source.stem for k in chosen}, selector.executor, rows
+
+
+def additive(gains: dict[str, float]) -> Callable[[set[str], str], float]:
+    def cost(names: set[str], executor: str) -> float:
+        return 100.0 - sum(gains.get(n, 0.0) for n in names) + (5.0 if executor == "plain" else 0.0)
+
+    return cost
+
+
+def test_what_helps_stays_and_what_does_not_goes(tmp_path: Path) -> None:
+    kernels = [kernel(tmp_path, n, g) for n, g in (("a", 30), ("b", 20), ("c", 10))]
+    chosen, executor, rows = select(kernels, additive({"a": 10, "b": -5, "c": 4}))
+    assert chosen == {"a", "c"} and executor == "inductor"
+    evicted = [r for r in rows if r.candidate == kernels[1].id]
+    assert evicted[0].status == "discard" and "not faster with it" in evicted[0].reason
+    left_out = {r.parent: r.speedup_vs_parent for r in rows if r.parent}
+    assert left_out[kernels[0].id] == pytest.approx(86 / 96, abs=0.01)
+
+
+def test_a_kernel_that_another_makes_useless_is_evicted(tmp_path: Path) -> None:
+    """Each helped when it came, but with the last one in, the first no longer does."""
+
+    def cost(names: set[str], executor: str) -> float:
+        return 100.0 - (0 if "b" in names else 10 * ("a" in names)) - 20 * ("b" in names)
+
+    chosen, _, rows = select([kernel(tmp_path, "a", 30), kernel(tmp_path, "b", 20)], cost)
+    assert chosen == {"b"}
+    assert any("not slower without it" in r.reason for r in rows if r.parent)
+
+
+def test_two_that_stand_in_for_each_other_are_not_both_evicted(tmp_path: Path) -> None:
+    """With c in, a or b alone would do: leaving out either costs nothing, leaving out both does."""
+
+    def cost(names: set[str], executor: str) -> float:
+        pair = {"a", "b"} & names
+        if "c" in names:
+            return 90.0 - 20 * bool(pair)
+        return 100.0 - 20 * bool(pair) - 2 * (len(pair) == 2)
+
+    chosen, _, rows = select([kernel(tmp_path, n, g) for n, g in (("a", 30), ("b", 20), ("c", 10))], cost)
+    assert "c" in chosen and len({"a", "b"} & chosen) == 1
+    assert sum("leave out" in r.description for r in rows) >= 5  # a second round found out
+
+
+def test_an_alternative_takes_the_place(tmp_path: Path) -> None:
+    kernels = [kernel(tmp_path, "a", 30, ("a2", "a3")), kernel(tmp_path, "b", 20)]
+    chosen, _, rows = select(kernels, additive({"a": 5, "a2": 9, "a3": 14, "b": 6}))
+    assert chosen == {"a3", "b"}
+    assert {r.status for r in rows if "another kernel" in r.description} == {"keep"}
+
+
+def test_the_faster_executor_is_chosen_with_all_kernels_in(tmp_path: Path) -> None:
+    def cost(names: set[str], executor: str) -> float:
+        return (60.0 if executor == "plain" and names else 100.0) - 5 * len(names)
+
+    chosen, executor, _ = select([kernel(tmp_path, "a")], cost)
+    assert executor == "plain" and chosen == {"a"}
+
+
+def test_a_kernel_that_breaks_the_model_costs_only_itself(tmp_path: Path) -> None:
+    def cost(names: set[str], executor: str) -> float | None:
+        return None if "bad" in names else 100.0 - 10 * ("a" in names)
+
+    chosen, _, rows = select([kernel(tmp_path, "bad", 30), kernel(tmp_path, "a", 20)], cost)
+    assert chosen == {"a"}
+    assert any(r.status == "crash" and r.candidate for r in rows)
+
+
+def test_nothing_that_helps(tmp_path: Path) -> None:
+    chosen, _, _ = select([kernel(tmp_path, "a"), kernel(tmp_path, "b")], additive({"a": -1, "b": 0}))
+    assert chosen == set()
+
+
+def test_a_side_is_all_its_processes() -> None:
+    samples = {
+        "compile-default": [10e-6, 11e-6], "eager": [50e-6, 40e-6], "ours": [5e-6, 5e-6],
+        "ours 2": [7e-6, 8e-6], "compile-default 2": [12e-6, 12e-6],
+    }  # fmt: skip
+    rounds, spread = _sides(samples, "compile-default")
+    assert rounds == {
+        "ours": [5e-6, 5e-6, 7e-6, 8e-6],
+        "compile-default": [10e-6, 11e-6, 12e-6, 12e-6],
+        "eager": [50e-6, 40e-6, 50e-6, 40e-6],
+    }
+    assert spread == "; 2 processes: 5, 8 µs"
+
+
+def test_a_process_that_died_takes_its_pair_along() -> None:
+    samples = {"eager": [4e-6], "ours": [2e-6], "ours 2": [3e-6], "eager 2": [5e-6], "ours 3": [1e-6]}
+    rounds, _ = _sides(samples, "eager")
+    assert rounds == {"ours": [2e-6, 3e-6], "eager": [4e-6, 5e-6]}
