@@ -75,20 +75,22 @@ def bench(
     with open_task(task, reference, device) as opened:
         from autokernel import hardware
 
-        name = hardware.detect(opened.device).name
+        where = hardware.detect(opened.device)
         journal = Journal((run or Path()) / FILE_NAME)
         if syntax:
             verdict = Verdict("compile_error", reason=syntax, stages={"parse": (False, syntax)})
         else:
             verdict = _judge(kernel.resolve(), opened)
+        timed = verdict.latency_us is not None and opened.bytes is not None
         proposal = Proposal(source, "", f"bench of {kernel}", backend, proposer="hand")
         row = verdict_row(
             opened,
             proposal,
             verdict,
             tag=run.name if run else "bench",
-            device=name,
+            device=where.name,
             candidate=source_id(source),
+            ceilings=hardware.ceilings(where) if timed else None,
         )
         return verdict, journal.append(row), journal.path
 

@@ -6,6 +6,7 @@ Results go to stdout, progress and errors to stderr.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -70,7 +71,7 @@ def doctor(device: Device = None, as_json: Json = False, json_out: JsonOut = Non
         out = console()
         for check in checks:
             out.print(
-                Text.assemble((f"{check.level:<5}", styles[check.level]), f"{check.name:<13}", check.text)
+                Text.assemble((f"{check.level:<5}", styles[check.level]), f"{check.name:<22}", check.text)
             )
     raise typer.Exit(2 if failed else 0)
 
@@ -335,7 +336,8 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments is not None:
         sys.argv[1:] = arguments
     if hasattr(signal, "SIGUSR1"):
-        faulthandler.register(signal.SIGUSR1)  # kill -USR1 shows where every thread of a stuck run is
+        with contextlib.suppress(OSError, AttributeError, ValueError):  # stderr may be no file
+            faulthandler.register(signal.SIGUSR1)  # kill -USR1 shows where every thread of a stuck run is
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler talks on stderr otherwise
     try:
         code = app(prog_name="autokernel", standalone_mode=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import platform
@@ -32,7 +31,7 @@ def examine(device: str | None = None) -> list[Check]:
     checks = [_python(), _torch()]
     if checks[-1].level != "fail":
         checks += [_device(device), _driver(), _triton()]
-    checks += [_compiler(), _nvcc(), _sandbox(), _writable(), _key()]
+    checks += [_compiler(), _nvcc(), *_guards(), _writable(), _key()]
     return checks
 
 
@@ -107,15 +106,22 @@ def _nvcc() -> Check:
     return Check("nvcc", "ok", path) if path else Check("nvcc", "warn", "not found: no CUDA C++ kernels")
 
 
-def _sandbox() -> Check:
-    """How far a candidate is kept apart, and whether this system would allow more."""
-    text = "candidates run in process groups of their own, with deadlines and a scrubbed environment; "
-    unshare = shutil.which("unshare")
-    command = [unshare or "unshare", "-U", "-r", "-n", "-p", "-f", "--mount-proc", "true"]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        if unshare and subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 0:
-            return Check("isolation", "ok", text + "namespaces are allowed here")
-    return Check("isolation", "warn", text + "namespaces are not allowed here")
+def _guards() -> list[Check]:
+    """What a candidate is locked into here; each active guard has its test in tests/test_sandbox.py."""
+    from autokernel.judge import sandbox
+
+    found = sandbox.probe()
+    lacking = [guard for guard, why_not in found.items() if why_not]
+    summary = Check("isolation", "ok", "every candidate runs in a process locked in by all guards below")
+    if lacking:
+        text = f"without {', '.join(lacking)}: run kernels of unknown origin on a machine of their own"
+        summary = Check("isolation", "warn", text)
+    return [summary] + [
+        Check(f"guard: {guard}", "warn", f"not here: {_line(found[guard])}")
+        if found[guard]
+        else Check(f"guard: {guard}", "ok", text)
+        for guard, text in sandbox.GUARDS.items()
+    ]
 
 
 def _writable() -> Check:

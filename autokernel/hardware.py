@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
 
 # Raised when the way of measuring changes, so that older cached numbers are not used.
-CEILINGS_VERSION = 1
+CEILINGS_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,10 @@ class Ceilings:
 
     ``copy_bytes_per_s`` counts bytes read plus bytes written by a copy that is far larger than the
     caches.  ``flops_per_s`` maps a dtype name to the rate of a large matrix product (one multiply-add
-    is two); ``tf32`` is float32 with TF32 allowed.  ``launch_us`` is the time of an empty-handed op
-    (one element), the least that any op costs from Python.
+    is two); ``tf32`` is float32 with TF32 allowed.  ``launch_us`` is the time of a call that
+    has next to nothing to do, the least that a kernel takes: on a GPU of a one-element kernel in a CUDA
+    graph, as short kernels are timed; on a CPU of an op from Python whose parallel loop has one element
+    per thread.
     """
 
     copy_bytes_per_s: float | None
@@ -244,9 +246,32 @@ def _measure(device: Device) -> Ceilings:
                 )
             else:
                 rates[name] = rate
-        one = torch.ones(1, device=where)
-        launch = _best_seconds(lambda: one.add_(0), where, inner=200) * 1e6
+        launch = _launch_seconds(where) * 1e6
     return Ceilings(copy, rates, launch)
+
+
+def _launch_seconds(where: torch.device) -> float:
+    """Seconds per call of something that does next to nothing; see `Ceilings`."""
+    import torch
+
+    one, calls = torch.ones(1, device=where).add_(0), 200  # its kernel is loaded before a capture
+    alone = _best_seconds(lambda: one.add_(0), where, inner=calls)
+    if where.type == "cpu":
+        row_per_thread = torch.ones(torch.get_num_threads(), 1)  # layer_norm's loop has no least size
+        loop = min(
+            _best_seconds(lambda: torch.layer_norm(row_per_thread, (1,)), where, budget_s=0.02)
+            for _ in range(10)
+        )
+        # Where a thread waits milliseconds for a core, the machine is busy, and loops aren't that slow.
+        return loop if loop < 50 * alone else alone
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.device(where), torch.cuda.graph(graph):
+            for _ in range(calls):
+                one.add_(0)
+    except RuntimeError:
+        return alone  # no graphs here: as launched one by one
+    return _best_seconds(graph.replay, where) / calls
 
 
 def _copy_rate(size: int, where: torch.device) -> float:

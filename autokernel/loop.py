@@ -21,6 +21,7 @@ from typing import Literal, Protocol
 
 from autokernel import memory, scheduler
 from autokernel.errors import AutokernelError
+from autokernel.hardware import Ceilings
 from autokernel.proposers.base import Proposer, TaskState
 from autokernel.proposers.playbook import backend_of
 from autokernel.proposers.proposal import Failure, Proposal
@@ -82,7 +83,7 @@ class _Refused(Exception):
 class TaskLoop:
     """The loop of one task.  ``open_judge`` is called only when there is something to judge: opening a
     task measures its baselines, which a resumed run that has nothing left to try needn't pay for.
-    ``on_row`` is told of every row as it is written."""
+    ``on_row`` is told of every row as it is written.  ``ceilings`` are the device's, for the rows' bound."""
 
     task: Task
     journal: Journal
@@ -93,6 +94,7 @@ class TaskLoop:
     limits: Limits = field(default_factory=Limits)
     on_row: Callable[[Experiment], None] = lambda row: None
     tune_budget: int = TUNE_BUDGET
+    ceilings: Ceilings | None = None
 
     def __post_init__(self) -> None:
         self._judge: TaskJudge | None = None
@@ -292,7 +294,10 @@ class TaskLoop:
             known = {r.backend for r in self.journal.of_task(self.task.name) if r.status == "baseline"}
             for name, latency_us in self._judge.baselines.items():
                 if name not in known:
-                    self._append(baseline_row(self.task, name, latency_us, tag=self.tag, device=self.device))
+                    row = baseline_row(
+                        self.task, name, latency_us, tag=self.tag, device=self.device, ceilings=self.ceilings
+                    )
+                    self._append(row)
         return self._judge
 
     def _row(self, proposal: Proposal, verdict: Verdict, *, candidate: str, parent: str = "") -> Experiment:
@@ -304,6 +309,7 @@ class TaskLoop:
             device=self.device,
             candidate=candidate,
             parent="" if parent == candidate else parent,
+            ceilings=self.ceilings,
         )
 
     def _append(self, row: Experiment) -> Experiment:

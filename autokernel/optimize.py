@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from autokernel.capture.source import SourceSpec
+    from autokernel.hardware import Ceilings
     from autokernel.proposers.provider import Provider
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -105,6 +106,7 @@ def _provider(options: Options) -> Provider | None:
 
 
 def _run(session: Session, options: Options, provider: Provider | None) -> None:
+    from autokernel import hardware
     from autokernel.integrate.endtoend import EndToEnd, KeptKernel
     from autokernel.judge import Judge
 
@@ -153,6 +155,7 @@ def _run(session: Session, options: Options, provider: Provider | None) -> None:
             tag=session.folder.name,
             device=session.device,
             out=out,
+            ceilings=hardware.ceilings(hardware.detect(session.loaded.spec.device)),  # the profile's, cached
         )
         judge.release()
         interrupt.check()
@@ -225,6 +228,7 @@ def run_tasks(
     tag: str,
     device: str,
     out: Console,
+    ceilings: Ceilings | None = None,
 ) -> list[TaskResult]:
     """The loop over all tasks, in the scheduler's order."""
     results = []
@@ -243,6 +247,7 @@ def run_tasks(
             device=device,
             limits=limits,
             on_row=lambda row: print_row(row, out),
+            ceilings=ceilings,
         )
         result = loop.run()
         out.print(f"  {plan.task.name}: {result.why}", markup=False, style="dim")

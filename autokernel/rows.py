@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from autokernel.bound import performance
+from autokernel.hardware import Ceilings
 from autokernel.proposers.proposal import Failure, Proposal
 from autokernel.records import TIMED, Experiment, Ratio, Task, Verdict
 from autokernel.run_folder import now
@@ -13,29 +15,25 @@ def best_baseline(verdict: Verdict) -> Ratio | None:
     return min(ratios, key=lambda r: r.ratio, default=None)
 
 
-def throughput_tflops(task: Task, latency_us: float | None) -> float | None:
-    return task.flops / latency_us / 1e6 if task.flops and latency_us else None
-
-
-def pct_peak(task: Task, latency_us: float | None) -> float | None:
-    """Per cent of the speed that the roofline allows, whichever bound applies."""
-    return 100.0 * task.roofline_us / latency_us if task.roofline_us and latency_us else None
-
-
-def baseline_row(task: Task, name: str, latency_us: float, *, tag: str, device: str) -> Experiment:
+def baseline_row(
+    task: Task, name: str, latency_us: float, *, tag: str, device: str, ceilings: Ceilings | None = None
+) -> Experiment:
+    """The row of one baseline on the task's region; without ``ceilings`` its bound stays empty."""
+    found = performance(task, latency_us, ceilings)
     return Experiment(
         experiment=0,
         tag=tag,
         kernel_type=task.family,
-        throughput_tflops=throughput_tflops(task, latency_us),
+        throughput_tflops=found.throughput_tflops,
         latency_us=latency_us,
-        pct_peak=pct_peak(task, latency_us),
+        pct_peak=found.pct_peak,
         description=f"{name} on the reference",
         time=now(),
         task=task.name,
         backend=name,
         device=device,
         status="baseline",
+        bound=found.bound or "",
     )
 
 
@@ -48,19 +46,23 @@ def verdict_row(
     device: str,
     candidate: str,
     parent: str = "",
+    ceilings: Ceilings | None = None,
 ) -> Experiment:
-    """The row of one judged candidate.  The interval is that of the comparison that decided."""
+    """The row of one judged candidate.  The interval is that of the comparison that decided.
+
+    The bound is the judge's own, if it has one from counters, else what the time and ``ceilings`` tell.
+    """
     best = best_baseline(verdict)
     decided = verdict.vs_parent or best
     timed = verdict.status in TIMED
-    latency = verdict.latency_us
+    found = performance(task, verdict.latency_us, ceilings)
     return Experiment(
         experiment=0,
         tag=tag,
         kernel_type=task.family,
-        throughput_tflops=throughput_tflops(task, latency),
-        latency_us=latency,
-        pct_peak=pct_peak(task, latency),
+        throughput_tflops=found.throughput_tflops,
+        latency_us=verdict.latency_us,
+        pct_peak=found.pct_peak,
         speedup_vs_pytorch=_ratio(verdict.vs_eager) if timed else None,
         peak_vram_mb=verdict.peak_vram_mb,
         description=proposal.description,
@@ -78,7 +80,7 @@ def verdict_row(
         speedup_vs_parent=_ratio(verdict.vs_parent) if timed else None,
         ci_low=decided.low if decided and timed else None,
         ci_high=decided.high if decided and timed else None,
-        bound=verdict.bound or "",
+        bound=verdict.bound or found.bound or "",
         error_ratio=verdict.error_ratio,
         provenance=verdict.provenance or "",
         proposer=proposal.proposer,

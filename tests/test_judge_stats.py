@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
 
 import pytest
@@ -132,6 +133,25 @@ def test_the_gate_believes_honest_claims_and_not_others() -> None:
     assert "judge's own clock" in clock.gate_fault(samples(rng, 1e-3, 2e-3), trusted)
     assert "at all" in clock.gate_fault([Sample(0.0, 1e-3, 1)] * 30, trusted)
     assert "more time" in clock.gate_fault([Sample(5e-3, 1e-3, 1)] * 30, trusted)
+
+
+def test_what_the_gate_can_not_convict_it_does_not_reward() -> None:
+    """Noise may hide a fourfold lie from the conviction, but the slower account is the one that counts."""
+    rng = random.Random(0)
+
+    def noisy(claimed_s: float, true_s: float) -> list[Sample]:
+        return [Sample(claimed_s, true_s + rng.expovariate(1 / 1.5e-3), 1) for _ in range(30)]
+
+    rewarded = convicted = 0
+    for _ in range(200):
+        liar, trusted = noisy(0.5e-3, 2e-3), noisy(2e-3, 2e-3)
+        fault = clock.gate_fault(liar, trusted)
+        convicted += bool(fault)
+        rewarded += not fault and statistics.median(clock.confirmed_s(liar, trusted)) < 1e-3
+    assert rewarded <= 2 and 20 < convicted < 180
+    honest = samples(rng, 1.5e-3, 1.5e-3)
+    quiet = samples(rng, 2e-3, 2e-3)
+    assert clock.confirmed_s(honest, quiet) == [s.per_call_s for s in honest]
 
 
 def test_the_gate_forgives_late_wake_ups_on_a_busy_machine() -> None:

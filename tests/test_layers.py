@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "records", "interrupt", "proposers.proposal"),
     ("hardware", "results", "run_folder"),
     ("capture",),
-    ("regions", "roofline", "profile_records"),
+    ("regions", "roofline", "profile_records", "bound"),
     ("masks", "profiling"),
     ("backends", "judge"),
     ("playbook",),

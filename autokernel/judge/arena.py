@@ -11,9 +11,11 @@ with its own copy after every run, and never keeps an expected value in an arena
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,10 +52,22 @@ class Arena:
     def kind(self) -> str:
         return "file" if self._block is None else "cuda-ipc"
 
-    def export(self) -> dict[str, Any]:
-        """What a worker needs to map this arena. Close the arena only when that worker is gone."""
-        if self._block is None:
-            return {"kind": "file", "path": str(self._path), "nbytes": self.nbytes}
+    def export(self, folders: Sequence[Path] = ()) -> dict[str, Any]:
+        """What a worker needs to map this arena. Close the arena only when that worker is gone.
+
+        A file is linked into that of the worker's ``folders`` which is on the same file system: a worker
+        sees the arenas that it is given, and no others.
+        """
+        if self._path is not None:
+            path = self._path
+            for folder in folders:
+                if folder.stat().st_dev == path.stat().st_dev:
+                    path = folder / path.name
+                    with contextlib.suppress(FileExistsError):
+                        path.hardlink_to(self._path)
+                    break
+            return {"kind": "file", "path": str(path), "nbytes": self.nbytes}
+        assert self._block is not None
         return {"kind": "cuda-ipc", "handle": self._block.handle.hex(), "nbytes": self._block.nbytes}
 
     def view(self, spec: TensorSpec) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from autokernel.judge.arena import Arena
 from autokernel.judge.clock import Sample
-from autokernel.judge.launch import Launcher, cache_folders
+from autokernel.judge.launch import Kind, Launcher, cache_folders, trusted_cache
 from autokernel.judge.layout import TensorSpec
 from autokernel.judge.protocol import (
     ChannelClosed,
@@ -69,17 +69,19 @@ class Prepared:
 class Worker:
     """One worker process. Ended by ``close``; after a WorkerFault from a call it is already dead."""
 
-    def __init__(self, launcher: Launcher, *, trusted: bool, allow_tf32: bool = False) -> None:
-        self.launcher, self.trusted, self.deadlines = launcher, trusted, launcher.deadlines
-        self.process = launcher.take()
+    def __init__(self, launcher: Launcher, *, kind: Kind, allow_tf32: bool = False) -> None:
+        self.launcher, self.deadlines = launcher, launcher.deadlines
+        self.process = launcher.take(kind)
         self.closed = False
-        scratch = launcher.scratch_folder(self.process.pid)
-        env = cache_folders(scratch, trusted=trusted)
-        self.call(
-            Op.SETUP,
-            {"scratch": str(scratch), "env": env, "trusted": trusted, "allow_tf32": allow_tf32},
-            self.deadlines.own_s,
-        )
+        scratch, trusted = self.process.scratch, kind == "trusted"
+        args = {
+            "scratch": str(scratch),
+            "env": cache_folders(scratch, trusted=trusted),
+            "seed": str(trusted_cache() / "triton"),
+            "trusted": trusted,
+            "allow_tf32": allow_tf32,
+        }
+        self.call(Op.SETUP, args, self.deadlines.own_s)
 
     @property
     def alive(self) -> bool:
@@ -132,7 +134,7 @@ class Worker:
             if given is not None:
                 arena, slots = given
                 args[key] = {
-                    "arena": arena.export(),
+                    "arena": arena.export(self.process.shared),
                     "slots": [[s.to_json() for s in slot] for slot in slots],
                 }
         self.call(Op.ATTACH, args, self.deadlines.own_s)
@@ -179,12 +181,11 @@ class Worker:
         return reply.doubles
 
     def close(self) -> None:
-        """Kill the process group, delete its scratch folder."""
+        """Kill the process group, delete its folders."""
         if self.closed:
             return
         self.closed = True
         self.process.kill()
-        self.launcher.discard_scratch(self.process.pid)
 
 
 def _by_slot(reply: Reply) -> dict[int, list[OutputRecord]]:

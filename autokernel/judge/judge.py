@@ -1,9 +1,9 @@
 """The judge: opens tasks, spawns workers, and owns the processes and the scratch folder.
 
 It never imports or executes a candidate.  References are trusted: they are written by extraction, or
-given by the user.  What is not covered: see `launch` (no sandbox yet beyond a process group, a scrubbed
-environment and deadlines) and `protocol` (a candidate can forge its own claims, not the comparison of its
-outputs in judge-held memory nor the judge's clock).  One Judge measures one thing at a time.
+given by the user.  What is not covered: see `sandbox` (kernel and GPU driver are shared) and `protocol` (a
+candidate can forge its own claims, not the comparison of its outputs in judge-held memory nor the judge's
+clock).  One Judge measures one thing at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autokernel.errors import DeviceMissing
 from autokernel.judge import spawned
 from autokernel.judge.arena import Arena, remove_shared_folder
 from autokernel.judge.handle import Worker, WorkerFault
-from autokernel.judge.launch import Deadlines, Launcher, LaunchError
+from autokernel.judge.launch import Deadlines, Kind, Launcher, LaunchError
 from autokernel.judge.layout import TensorSpec
 from autokernel.judge.spawned import PairedResult, SpawnedWorker
 from autokernel.judge.task_judge import TaskError, TaskJudge
@@ -71,23 +71,43 @@ class Judge:
     def ipc(self) -> bool:
         """Whether a worker can map device memory of ours (found out once); else it goes through the host."""
         if self._ipc is None:
-            self._ipc = self.device.type == "cuda" and self._probe_ipc()
+            self._ipc = self.device.type == "cuda" and self._find_ipc()
         return self._ipc
 
-    def _probe_ipc(self) -> bool:
+    def _find_ipc(self) -> bool:
+        """With all guards, else with as few left out as the driver makes necessary, which is said aloud."""
+        first = self._probe_ipc()
+        if not first:
+            return True
+        guards = list(self.launcher.guards)
+        for left_out in ({"processes"}, {"processes", "files", "home"}, set(guards)):
+            if not left_out & set(guards):
+                continue
+            self.launcher.use([g for g in guards if g not in left_out])
+            if not self._probe_ipc():
+                names = ", ".join(sorted(left_out))
+                warnings.warn(f"the GPU's driver does not work with these guards on: {names}", stacklevel=4)
+                return True
+        self.launcher.use(guards)
+        warnings.warn(f"CUDA IPC does not work here, going through the host: {first}", stacklevel=4)
+        return False
+
+    def _probe_ipc(self) -> str:
+        """Why a locked-in worker can't map device memory of ours, or ``""``."""
         arena = Arena(self.device, 4096, self.scratch)
         if arena.kind != "cuda-ipc":
             arena.close()
-            return False
-        worker = Worker(self.launcher, trusted=True)
+            return "the driver does not share memory"
+        try:
+            worker = Worker(self.launcher, kind="kernel")
+        except LaunchError as error:
+            arena.close()
+            return str(error).splitlines()[0]
         try:
             worker.attach(inputs=(arena, [[TensorSpec(torch.uint8, (4096,), (1,))]]))
-            return True
+            return ""
         except WorkerFault as fault:
-            warnings.warn(
-                f"CUDA IPC does not work here, going through the host: {fault.reason}", stacklevel=3
-            )
-            return False
+            return fault.reason.splitlines()[0]
         finally:
             worker.close()
             arena.close()
@@ -156,14 +176,15 @@ class Judge:
         outputs_layout: Sequence[TensorSpec | Tensor] | None = None,
         deadline_s: float | None = None,
         *,
+        kind: Kind = "trusted",
         allow_tf32: bool = False,
         graph: bool = False,
     ) -> SpawnedWorker:
         """A worker for one subject (see `subjects`) on judge-held inputs of this layout.
 
         Without ``outputs_layout`` the first run finds it out. ``deadline_s`` (by default the judge's) holds
-        for loading and for the first run. ``graph``: time it as a CUDA graph of calls rather than as the
-        user would call it.
+        for loading and for the first run. ``kind``: who is in it, see `launch`. ``graph``: time it as a
+        CUDA graph of calls rather than as the user would call it.
         Raises WorkerFault (``status``, ``reason``) when it does not load.
         """
 
@@ -174,7 +195,7 @@ class Judge:
         worker = SpawnedWorker(
             self.launcher, subject, specs(inputs_layout), outputs,
             device=self.device, scratch=self.scratch, ipc=self.ipc, deadline_s=deadline_s,
-            allow_tf32=allow_tf32, graph=graph,
+            kind=kind, allow_tf32=allow_tf32, graph=graph,
         )  # fmt: skip
         self._spawned.append(worker)
         return worker

@@ -4,14 +4,16 @@ Importing torch costs seconds; a fork costs a few milliseconds.  The zygote neve
 forked child could not use it); on a GPU a forked child does that itself, so there a small pool of warm
 children is kept, and `Launcher.settle` waits for those that are still warming up before anything is timed.
 
-This is the seam for a sandbox: everything that a worker inherits (environment, descriptors, process
-group, limits) is decided here and in `worker.enter`.  As it stands a worker runs as the same user with
-the same files and network; only its environment, descriptors and scratch folder are its own.
+What a worker inherits (environment, descriptors, folders, guards) is decided here and in `worker.enter`.
+There are three kinds: ``kernel`` is locked in (see `sandbox`), ``model`` too, but may read what a user's
+model may need, and ``trusted`` runs nobody's code but the user's own and ours.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import select
@@ -24,8 +26,9 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from autokernel.judge import sandbox
 from autokernel.judge.protocol import ChannelClosed, DeadlineExpired, JudgeEnd, ProtocolError
 
 ENVIRONMENT = (
@@ -53,6 +56,9 @@ class Deadlines:
 
 WARM_DEADLINE_S = 120.0
 LOG_HEAD, LOG_TAIL = 16_384, 49_152
+
+
+Kind = Literal["trusted", "kernel", "model"]
 
 
 class LaunchError(Exception):
@@ -111,12 +117,18 @@ class BoundedLog:
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """A forked worker: its pid, the judge's end of its pipes, and its captured output."""
+    """A forked worker: its pid, the judge's end of its pipes, its captured output, and its folders.
+
+    ``shared`` are the folders in which it sees arenas; ``groups`` the control groups made for it.
+    """
 
     pid: int
     end: JudgeEnd
     log: BoundedLog
     exit_fd: int
+    scratch: Path
+    shared: list[Path]
+    groups: list[str]
     warm: bool = False
     exit_status: int | None = None
     _closed: bool = field(default=False)
@@ -164,8 +176,12 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)  # children it left in its group
         self._closed = True
+        self.end.wait_closed(2.0)  # what it forked in its namespace is gone only then
         self.end.close()
         os.close(self.exit_fd)
+        for folder in (self.scratch, *self.shared):
+            shutil.rmtree(folder, ignore_errors=True)
+        sandbox.drop_control_groups(self.groups)
 
 
 class Launcher:
@@ -191,8 +207,14 @@ class Launcher:
         self._socket: socket.socket | None = None
         self._zygote_log: BoundedLog | None = None
         self._closed = False
+        self._numbers = itertools.count()
+        self._groups: list[str] = []
+        self.guards: list[str] = []
+        """Those that work here; found out when the zygote is started."""
 
     def _start_zygote(self) -> socket.socket:
+        sandbox.drop_stale_control_groups()
+        self.guards = [guard for guard, why_not in guards_here().items() if not why_not]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         log_r, log_w = os.pipe()
         try:
@@ -208,7 +230,7 @@ class Launcher:
         ours.settimeout(WARM_DEADLINE_S)
         return ours
 
-    def _fork(self) -> WorkerProcess:
+    def _fork(self, kind: Kind) -> WorkerProcess:
         """Ask the zygote for one worker; does not wait for it to be warm."""
         if self._closed:
             raise LaunchError("the judge has been closed")
@@ -221,10 +243,12 @@ class Launcher:
         log_r, log_w = os.pipe()
         exit_r, exit_w = os.pipe()
         theirs = [command_r, reply_w, log_w, exit_w]
-        request = json.dumps({"device": self.device, "threads": self.threads}).encode()
+        control = self._socket
+        scratch, shared, locked = self._folders(kind)
+        request = {"device": self.device, "threads": self.threads, "sandbox": locked}
         try:
-            socket.send_fds(self._socket, [request], theirs)
-            answer = self._socket.recv(64)
+            socket.send_fds(control, [json.dumps(request).encode()], theirs)
+            answer = control.recv(64)
             if len(answer) != 8:
                 raise OSError("no answer")
         except OSError as error:
@@ -237,18 +261,50 @@ class Launcher:
             for fd in theirs:
                 os.close(fd)
         (pid,) = struct.unpack("<q", answer)
-        return WorkerProcess(pid, JudgeEnd(command_w, reply_r), BoundedLog(log_r), exit_r)
+        groups = locked["groups"] if locked else []
+        return WorkerProcess(
+            pid, JudgeEnd(command_w, reply_r), BoundedLog(log_r), exit_r, scratch, shared, groups
+        )
 
-    def take(self) -> WorkerProcess:
-        """A warm worker, from the pool if it has one.  May be called from several threads."""
+    def _folders(self, kind: Kind) -> tuple[Path, list[Path], dict[str, Any] | None]:
+        """Fresh folders for one worker, and what it is locked into."""
+        name = f"w{next(self._numbers)}"
+        scratch = self.scratch / name
+        roots = [self.scratch / "shared", Path("/dev/shm") / self.scratch.name]
+        if not os.access("/dev/shm", os.W_OK):
+            roots.pop()
+        shared = [root / name for root in roots]
+        for folder in (scratch, *shared):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if kind == "trusted" or not self.guards:
+            return scratch, shared, None
+        own, groups = kind == "kernel", list[str]()
+        if "process limit" in self.guards:
+            groups = sandbox.control_groups(f"autokernel-{os.getpid()}-{id(self)}-{name}")
+            sandbox.drop_control_groups(self._groups)  # those whose last process is gone by now
+            self._groups = [g for g in self._groups if Path(g).exists()] + groups
+        return scratch, shared, {
+            "guards": [g for g in self.guards if own or g != "home"],
+            "scratch": str(scratch),
+            "shared": [str(s) for s in shared],
+            "keep": [str(trusted_cache() / "triton")],
+            "groups": groups,
+            "private_tmp": own,
+        }  # fmt: skip
+
+    def take(self, kind: Kind = "kernel") -> WorkerProcess:
+        """A warm worker; those for kernels come from the pool.  May be called from several threads."""
         with self._lock:
-            self.refill()
-            process = self._warming.pop(0)
+            if kind == "kernel":
+                self.refill()
+                process = self._warming.pop(0)
+            else:
+                process = self._fork(kind)
         try:
             process.wait_warm()
         except LaunchError:
             with self._lock:
-                process = self._fork()  # a pooled worker may have died for want of memory; try once more
+                process = self._fork(kind)  # it may have died for want of memory; try once more
             process.wait_warm()
         return process
 
@@ -256,7 +312,7 @@ class Launcher:
         """Fill the pool if it is empty.  Call it only when nothing is being timed."""
         with self._lock:
             if not self._warming:
-                self._warming += [self._fork() for _ in range(max(1, self.pool_size))]
+                self._warming += [self._fork("kernel") for _ in range(max(1, self.pool_size))]
 
     def start(self) -> None:
         """Start the zygote and the first workers, in the background."""
@@ -266,6 +322,14 @@ class Launcher:
                 self.refill()
 
         threading.Thread(target=fill, daemon=True).start()
+
+    def use(self, guards: list[str]) -> None:
+        """Lock workers into these guards from now on."""
+        with self._lock:
+            for process in self._warming:
+                process.kill()
+            self._warming.clear()
+            self.guards = guards
 
     def settle(self) -> None:
         """Wait until no worker is warming up, so that the machine is quiet for a measurement."""
@@ -296,15 +360,19 @@ class Launcher:
             for process in self._warming:
                 process.kill()
             self._warming.clear()
+        sandbox.drop_control_groups(self._groups)
 
-    def scratch_folder(self, pid: int) -> Path:
-        """A fresh folder for one worker; removed by `discard_scratch`."""
-        folder = self.scratch / f"w{pid}"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return folder
 
-    def discard_scratch(self, pid: int) -> None:
-        shutil.rmtree(self.scratch / f"w{pid}", ignore_errors=True)
+def trusted_cache() -> Path:
+    from platformdirs import user_cache_path
+
+    return user_cache_path("autokernel")
+
+
+@functools.cache
+def guards_here() -> dict[str, str]:
+    """`sandbox.probe`, once per process."""
+    return sandbox.probe()
 
 
 def cache_folders(scratch: Path, *, trusted: bool) -> dict[str, Any]:
@@ -312,18 +380,8 @@ def cache_folders(scratch: Path, *, trusted: bool) -> dict[str, Any]:
 
     A candidate that could write to the shared folders could plant code that a later baseline would run.
     """
-    from platformdirs import user_cache_path
-
-    base = user_cache_path("autokernel") if trusted else scratch / "cache"
+    base = trusted_cache() if trusted else scratch / "cache"
     env = {"TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"), "TRITON_CACHE_DIR": str(base / "triton")}
     if not trusted:
-        env |= {"HOME": str(scratch), "XDG_CACHE_HOME": str(base)}
-        _seed(user_cache_path("autokernel") / "triton", base / "triton")
+        env |= {"HOME": str(scratch), "XDG_CACHE_HOME": str(base), "CUDA_CACHE_PATH": str(base / "cuda")}
     return env
-
-
-def _seed(shared: Path, private: Path) -> None:
-    """Copy what Triton would compile first in an empty cache: its own driver stub, which takes seconds."""
-    for stub in shared.glob("*/cuda_utils*.so"):
-        with contextlib.suppress(OSError):
-            shutil.copytree(stub.parent, private / stub.parent.name, dirs_exist_ok=True)

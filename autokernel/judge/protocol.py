@@ -194,6 +194,12 @@ class JudgeEnd:
     def __init__(self, command_fd: int, reply_fd: int) -> None:
         self.command_fd, self.reply_fd = command_fd, reply_fd
 
+    def wait_closed(self, seconds: float) -> None:
+        """Until no process holds the worker's end any more, or so many seconds have passed."""
+        poll = select.poll()
+        poll.register(self.reply_fd, 0)
+        poll.poll(int(seconds * 1000))
+
     def call(self, op: Op, args: dict[str, Any], deadline_s: float) -> Exchange:
         """Send one request, wait for its reply.
 

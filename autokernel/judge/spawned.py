@@ -21,7 +21,7 @@ from autokernel.judge.buffers import PATTERNS
 from autokernel.judge.clock import Sample
 from autokernel.judge.compare import error_of
 from autokernel.judge.handle import Prepared, Worker, WorkerFault
-from autokernel.judge.launch import Launcher
+from autokernel.judge.launch import Kind, Launcher
 from autokernel.judge.layout import DTYPES, TensorSpec, fill, pack_specs
 from autokernel.judge.protocol import OutputRecord
 from autokernel.judge.stats import paired_ratio
@@ -61,6 +61,7 @@ class SpawnedWorker:
         scratch: Path,
         ipc: bool,
         deadline_s: float | None,
+        kind: Kind,
         allow_tf32: bool,
         graph: bool,
     ) -> None:
@@ -74,8 +75,7 @@ class SpawnedWorker:
         self.prepared: Prepared | None = None
         self.held_bytes = 0.0
         self._first_run = True
-        trusted = subject["kind"] != "kernel"
-        self.worker = Worker(launcher, trusted=trusted, allow_tf32=allow_tf32)
+        self.worker = Worker(launcher, kind=kind, allow_tf32=allow_tf32)
         try:
             self.worker.load(SUBJECT, subject, deadline_s)
             self.worker.attach(inputs=(self._inputs, [self._specs]))

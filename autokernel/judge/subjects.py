@@ -2,8 +2,8 @@
 
 ``{"kind": "reference", "path"}``            Model of a reference.py, eager
 ``{"kind": "reference-compiled", "path"}``   torch.compile of it
-``{"kind": "kernel", "path", "activations"}``  a kernel.py; the first so many inputs are activations;
-                                              with ``compiler``, a rewrite may be compiled
+``{"kind": "kernel", "name", "source", "activations"}``  a kernel.py, by its text; the first so many inputs
+                                              are activations; with ``compiler``, a rewrite may be compiled
 ``{"kind": "factory", "module", "function", "args"}``  module.function(args) -> a callable on the inputs
 
 Only kernels are untrusted.  Factories are chosen by our own code.
@@ -101,7 +101,9 @@ def load_subject(spec: Spec, device: torch.device) -> Subject:
     if kind == "kernel":
         from autokernel.backends import load_kernel
 
-        loaded = load_kernel(Path(spec["path"]))
+        path = Path(f"{spec['name']}.py").resolve()  # in the scratch folder: nothing else need be readable
+        path.write_text(spec["source"], encoding="utf-8", errors="surrogateescape", newline="")
+        loaded = load_kernel(path)
         return KernelSubject(loaded, spec["activations"], compiler=spec.get("compiler", False))
     if kind == "factory":
         make = getattr(importlib.import_module(spec["module"]), spec["function"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autokernel.errors import AutokernelError
-from autokernel.judge import clock
+from autokernel.judge import admission, clock
 from autokernel.judge.buffers import InputBuffers, OutputBuffers, slot_count
 from autokernel.judge.cases import CaseMaker, worst_e0
 from autokernel.judge.handle import Prepared, Worker, WorkerFault
@@ -37,7 +37,7 @@ LOG_LIMIT = 8000
 
 
 class TaskError(AutokernelError):
-    """The task itself can't be judged: its reference does not run, or contradicts task.json."""
+    """The task can't be judged: its reference does not run, contradicts task.json, or proves nothing."""
 
 
 class TaskJudge:
@@ -73,6 +73,8 @@ class TaskJudge:
                 ) from error
             self._check_ports()
             self.may_alias = self._aliasing_outputs(reference)
+            if reason := admission.refusal(self.maker):
+                raise TaskError(f"{task.name}: {reason}")
             specs = [spec_of(p) for p in task.inputs]
             self.inputs = InputBuffers(
                 task, specs, self._slots(reference, specs), self.device, judge.scratch, ipc=judge.ipc
@@ -111,7 +113,7 @@ class TaskJudge:
 
     def _start_baselines(self) -> None:
         """One trusted worker holds eager and compiled; a compiled one that fails or is wrong is left out."""
-        worker = Worker(self.launcher, trusted=True, allow_tf32=self.task.allow_tf32)
+        worker = Worker(self.launcher, kind="trusted", allow_tf32=self.task.allow_tf32)
         self._baseline = worker
         buffers = self._output_buffers("baseline")
         buffers.attach(worker, self.inputs)
@@ -183,7 +185,7 @@ class TaskJudge:
 
     def _twin(self, name: str) -> WorkerArm:
         """Eager once more, in a process of its own."""
-        worker = Worker(self.launcher, trusted=True, allow_tf32=self.task.allow_tf32)
+        worker = Worker(self.launcher, kind="trusted", allow_tf32=self.task.allow_tf32)
         worker.load(0, {"kind": "reference", "path": str(self.task.dir / "reference.py")})
         worker.attach((self.inputs.arena, self.inputs.slots))
         worker.prepare(0, range(self.inputs.count), graph=self.graph)
@@ -224,7 +226,7 @@ class TaskJudge:
         return worker
 
     def start_worker(self, outputs: OutputBuffers) -> Worker:
-        worker = Worker(self.launcher, trusted=False, allow_tf32=self.task.allow_tf32)
+        worker = Worker(self.launcher, kind="kernel", allow_tf32=self.task.allow_tf32)
         try:
             outputs.attach(worker, self.inputs)
         except WorkerFault:
@@ -240,7 +242,8 @@ class TaskJudge:
     def kernel_spec(self, path: Path) -> dict[str, Any]:
         return {
             "kind": "kernel",
-            "path": str(path.resolve()),
+            "name": path.stem,
+            "source": path.read_text(encoding="utf-8", errors="surrogateescape"),
             "activations": len(self.task.activations),
             "compiler": "compile" in self.baselines,
         }

@@ -23,7 +23,7 @@ from typing import Any
 if hasattr(os, "sched_setaffinity"):  # a bound judge must not confine us to its one core
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
-from autokernel.judge import worker
+from autokernel.judge import sandbox, worker
 
 
 def main() -> None:
@@ -86,8 +86,12 @@ def _become_worker(request: dict[str, Any], fds: list[int]) -> None:
     code = 70
     try:
         command_fd, reply_fd = worker.enter(*fds[:3])
+        if request["sandbox"] is not None:
+            sandbox.enter(request["sandbox"])
         worker.serve(command_fd, reply_fd, request["device"], request["threads"])
         code = 0
+    except OSError as error:  # SandboxError: the judge finds it in the log
+        print(f"a guard could not be applied: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(code)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 
 import torch
 from torch import Tensor
@@ -160,8 +161,11 @@ def _conclude(trial: Trial, rounds: clock.Rounds, names: list[str]) -> StageResu
     trusted = next(n for n in names if n not in ("candidate", "parent"))
     if wrong := clock.gate_fault(rounds.samples["candidate"], rounds.samples[trusted]):
         return failed("rejected", wrong)
-    ours = rounds.times_s("candidate")
-    trial.latency_us = rounds.median_us("candidate")
+    ours = clock.confirmed_s(rounds.samples["candidate"], rounds.samples[trusted])
+    trial.latency_us = statistics.median(ours) * 1e6
+    if ours != rounds.times_s("candidate"):
+        claimed = rounds.median_us("candidate")
+        trial.notes.append(f"flagged: claims {claimed:.2f} us, which the judge's own clock does not bear out")
     floor = judge.task.roofline_us
     if floor and trial.latency_us < FLOOR * floor:
         text = f"{trial.latency_us:.2f} us is below the roofline of {floor:.2f} us"
