@@ -24,6 +24,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -360,7 +361,11 @@ class Launcher:
             for process in self._warming:
                 process.kill()
             self._warming.clear()
-        sandbox.drop_control_groups(self._groups)
+        deadline = time.monotonic() + 5.0
+        while self._groups and time.monotonic() < deadline:  # the last processes may still be going
+            sandbox.drop_control_groups(self._groups)
+            self._groups = [g for g in self._groups if Path(g).exists()]
+            time.sleep(0.02 if self._groups else 0.0)
 
 
 def trusted_cache() -> Path:

@@ -193,7 +193,7 @@ class TaskJudge:
 
     # -- used by the stages --------------------------------------------------------------------------
 
-    def baseline_arms(self) -> list[WorkerArm]:
+    def baseline_arms(self, *, collects: bool = False) -> list[WorkerArm]:
         """Eager first; started again if their worker has died."""
         if self._baseline is None or not self._baseline.alive:
             if self._baseline is not None:
@@ -201,7 +201,7 @@ class TaskJudge:
             self._start_baselines()
         assert self._baseline is not None
         return [
-            WorkerArm(name, self._baseline, number)
+            WorkerArm(name, self._baseline, number, collects=collects)
             for name, (_, number) in SUBJECTS.items()
             if name not in self.baseline_failures
         ]

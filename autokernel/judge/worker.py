@@ -230,7 +230,10 @@ class Worker:
 
     def time(self, args: dict[str, Any]) -> Reply:
         timer, _ = self.timers[args["subject"]]
-        return Reply(doubles=[timer.sample(args["start"]), float(timer.calls)])
+        doubles = [timer.sample(args["start"]), float(timer.calls)]
+        reply = self.collect(args) if args.get("collect") else Reply()
+        reply.doubles = doubles
+        return reply
 
     def collect(self, args: dict[str, Any]) -> Reply:
         """Copy the results of the latest sample to the output arena."""

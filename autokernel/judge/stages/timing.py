@@ -13,6 +13,7 @@ from autokernel.judge.buffers import PATTERNS, OutputBuffers
 from autokernel.judge.cases import Case
 from autokernel.judge.clock import Arm, Sample
 from autokernel.judge.handle import Worker, WorkerFault
+from autokernel.judge.protocol import OutputRecord
 from autokernel.judge.stats import paired_ratio
 from autokernel.judge.trial import SUBJECT, StageResult, Trial, failed
 
@@ -23,13 +24,19 @@ FLAG_OVER_COMPILE = 5.0
 
 
 class WorkerArm:
-    """One subject of one worker, as something to time."""
+    """One subject of one worker, as something to time.
 
-    def __init__(self, name: str, worker: Worker, subject: int) -> None:
-        self.name, self.worker, self.subject = name, worker, subject
+    ``collects``: every sample hands its outputs over in the same exchange, so that the judge's clock sees
+    both.  All arms of a comparison do or none does; an arm without output areas copies nothing.
+    """
+
+    def __init__(self, name: str, worker: Worker, subject: int, *, collects: bool = False) -> None:
+        self.name, self.worker, self.subject, self.collects = name, worker, subject, collects
+        self.records: dict[int, list[OutputRecord]] = {}
 
     def sample(self, start: int) -> Sample:
-        return self.worker.time(self.subject, start)
+        sample, self.records = self.worker.time_and_collect(self.subject, start, collect=self.collects)
+        return sample
 
 
 class CheckedArm(WorkerArm):
@@ -40,7 +47,7 @@ class CheckedArm(WorkerArm):
     """
 
     def __init__(self, name: str, trial: Trial, worker: Worker, outputs: OutputBuffers) -> None:
-        super().__init__(name, worker, SUBJECT)
+        super().__init__(name, worker, SUBJECT, collects=True)
         self.trial, self.buffers = trial, outputs
         self.cases = timing_cases(trial)
         self.rows = self._verify()
@@ -65,7 +72,7 @@ class CheckedArm(WorkerArm):
 
     def check(self, contents: list[int], expected_slots: list[int]) -> None:
         """Raise WorkerFault unless the latest sample's outputs are those of the slots' current contents."""
-        records = self.worker.collect(SUBJECT)
+        records = self.records
         if missing := [s for s in expected_slots if s not in records]:
             raise WorkerFault("rejected", f"timed calls without a result (buffers {missing[:4]})")
         for slot in expected_slots:
@@ -97,7 +104,7 @@ def run(trial: Trial) -> StageResult:
         return failed(fault.status, fault.reason)
     if prepared.note:
         trial.notes.append(f"timed as plain launches ({prepared.note})")
-    baseline = judge.baseline_arms()
+    baseline = judge.baseline_arms(collects=True)
     arms: list[WorkerArm] = [*baseline, candidate]
     calls = {candidate.name: prepared.calls}
     if trial.parent is not None:

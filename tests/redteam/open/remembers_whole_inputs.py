@@ -1,0 +1,17 @@
+"""Compares whole inputs with ones it has seen and replays: right always, faster only where they repeat.
+Defence: contents in timed calls that no earlier call has had; never one content for many calls.
+"""
+
+import torch
+
+BACKEND = "torch"
+SEEN = []
+
+
+def kernel_fn(x, wa, wb):
+    for old, old_a, old_b, answer in SEEN:
+        if torch.equal(x, old) and torch.equal(wa, old_a) and torch.equal(wb, old_b):
+            return answer
+    answer = tuple(torch.nn.functional.linear(x, w) for w in (wa, wb))
+    SEEN[:] = [(x.clone(), wa.clone(), wb.clone(), answer), *SEEN[:3]]
+    return answer

@@ -1,0 +1,15 @@
+"""Returns one of 64 buffers of its own in turn: no allocation, and an old answer is overwritten later.
+Defence: keep (and compare again) the outputs of more calls than any ring would have.
+"""
+
+import torch
+
+BACKEND = "torch"
+RING, TURN = [], [0]
+
+
+def kernel_fn(x, weight):
+    if not RING:
+        RING.extend(torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(64))
+    TURN[0] = (TURN[0] + 1) % 64
+    return RING[TURN[0]].copy_(torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, 1e-5))
