@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -26,6 +27,14 @@ def factory(function: str, **args) -> dict:
 
 
 # -- what the workers import from this file ---------------------------------------------------------
+
+
+def reads_a_file(args):
+    """By a relative path, as a user's model does; and tries to change it."""
+    number = float(Path(args["path"]).read_text())
+    with contextlib.suppress(OSError):
+        Path(args["path"]).write_text("0")
+    return lambda x: x + number
 
 
 def nested(args):
@@ -166,3 +175,19 @@ def test_a_lost_zygote_takes_its_workers_along_and_is_replaced(judge: Judge) -> 
 def test_a_missing_device(device) -> None:
     with pytest.raises((DeviceMissing, RuntimeError)):
         Judge(device)
+
+
+def test_a_users_model_is_found_by_its_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locked in as it is with kernels in it, it may read what the user's own process could, but not write."""
+    monkeypatch.chdir(tmp_path)
+    Path("number.txt").write_text("2.5")
+    x = torch.ones(3)
+    with (
+        Judge("cpu") as judge,
+        judge.spawn(factory("reads_a_file", path="number.txt"), [x], kind="model") as worker,
+    ):
+        (result,) = worker.run([x])
+        guards = judge.launcher.guards
+    assert result.tolist() == [3.5, 3.5, 3.5]
+    if "files" in guards:
+        assert Path("number.txt").read_text() == "2.5"

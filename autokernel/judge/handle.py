@@ -79,6 +79,7 @@ class Worker:
             "env": cache_folders(scratch, trusted=trusted),
             "seed": str(trusted_cache() / "triton"),
             "trusted": trusted,
+            "own_folder": kind == "kernel",  # a user's model may be given by a relative path, and read others
             "allow_tf32": allow_tf32,
         }
         self.call(Op.SETUP, args, self.deadlines.own_s)

@@ -251,7 +251,7 @@ def _own_proc() -> None:
 
 
 def _own_files(attempt: _Try, spec: dict[str, Any]) -> None:
-    scratch = spec["scratch"]
+    scratch, here = spec["scratch"], os.getcwd()
     shared = {folder: os.open(folder, os.O_PATH) for folder in spec["shared"]}
     home = os.path.expanduser("~")
     if home not in ("/", "") and os.path.isdir(home) and "home" in attempt.wanted:
@@ -288,7 +288,7 @@ def _own_files(attempt: _Try, spec: dict[str, Any]) -> None:
     attempt("files", mounts)
     for fd in shared.values():
         os.close(fd)
-    os.chdir(scratch)
+    os.chdir(scratch if spec["private_tmp"] else here)
 
 
 def _layer_over(folder: str, scratch: str) -> list[str]:

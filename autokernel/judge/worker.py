@@ -151,7 +151,7 @@ class Worker:
         tempfile.tempdir = None
         self.ballast = settle_heap() if self.device.type == "cpu" else []
         self.trusted = args["trusted"]
-        if not self.trusted:
+        if args["own_folder"]:
             os.chdir(args["scratch"])
         torch.backends.cuda.matmul.allow_tf32 = args["allow_tf32"]
         torch.backends.cudnn.allow_tf32 = args["allow_tf32"]
