@@ -140,8 +140,7 @@ class Arms:
             }
             try:
                 tf32 = bool(torch.backends.cuda.matmul.allow_tf32)
-                kind = "model" if "artifact" in variant else "trusted"
-                arm.worker = self.judge.spawn(subject, inputs, kind=kind, allow_tf32=tf32)
+                arm.worker = self.judge.spawn(subject, inputs, allow_tf32=tf32)
                 self.check(arm)
             except WorkerFault as fault:
                 arm.fail(fault)

@@ -6,7 +6,8 @@ children is kept, and `Launcher.settle` waits for those that are still warming u
 
 What a worker inherits (environment, descriptors, folders, guards) is decided here and in `worker.enter`.
 There are three kinds: ``kernel`` is locked in (see `sandbox`), ``model`` too, but may read what a user's
-model may need, and ``trusted`` runs nobody's code but the user's own and ours.
+model may need, and ``trusted`` is not: references, baselines, and (for the sake of the compilers' caches, which
+it shares) the whole model with kernels that have passed.
 """
 
 from __future__ import annotations
