@@ -38,6 +38,24 @@ def test_device_that_is_not_there() -> None:
         hardware.detect("cuda:99")
 
 
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "_is_busy", lambda device: False)
+
+
+def test_what_is_measured_on_a_busy_machine_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = hardware.detect("cpu")
+    rates = iter([1.0, 5.0])
+    monkeypatch.setattr(hardware, "_measure", lambda d: hardware.Ceilings(next(rates), {"float32": 2.0}))
+    monkeypatch.setattr(hardware, "_is_busy", lambda d: True)
+    assert hardware.ceilings(device, cache=tmp_path).copy_bytes_per_s == 1.0
+    monkeypatch.setattr(hardware, "_is_busy", lambda d: False)
+    assert hardware.ceilings(device, cache=tmp_path).copy_bytes_per_s == 5.0
+    assert hardware.ceilings(device, cache=tmp_path).from_cache
+
+
 def test_ceilings_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = hardware.detect("cpu")
     first = hardware.ceilings(device, cache=tmp_path)

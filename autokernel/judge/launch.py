@@ -5,9 +5,9 @@ forked child could not use it); on a GPU a forked child does that itself, so the
 children is kept, and `Launcher.settle` waits for those that are still warming up before anything is timed.
 
 What a worker inherits (environment, descriptors, folders, guards) is decided here and in `worker.enter`.
-There are three kinds: ``kernel`` is locked in (see `sandbox`), ``model`` too, but may read what a user's
-model may need, and ``trusted`` is not: references, baselines, and (for the sake of the compilers' caches, which
-it shares) the whole model with kernels that have passed.
+There are three kinds: ``kernel`` is locked in (see `sandbox`), ``model`` too, but may read what a model may
+need, and ``trusted`` is not: references, baselines, and (for the sake of the compilers' caches, which it
+shares) the whole model with kernels that have passed.
 """
 
 from __future__ import annotations
