@@ -71,7 +71,7 @@ def run(name: str, out: Path, runs: Path, arguments: argparse.Namespace) -> None
 
 def table(out: Path) -> str:
     """One row per model, from the journals alone."""
-    from autokernel.report.summary import summarize
+    from autokernel.report.summary import MODEL, OURS, final_row, summarize
     from autokernel.results import read_results
 
     lines = [
@@ -84,7 +84,9 @@ def table(out: Path) -> str:
         folder = out / name
         if not (folder / "results.tsv").exists():
             continue
-        summary = summarize(read_results(folder / "results.tsv"))
+        rows = read_results(folder / "results.tsv")
+        summary = summarize(rows)
+        finished = final_row([r for r in rows if r.task == MODEL and r.backend == OURS]) is not None
         facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         about = f"{summary.device}; " + ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
         best = next((b for b in summary.baselines if b.best), None)
@@ -92,7 +94,7 @@ def table(out: Path) -> str:
         ratio = (
             f"**{summary.speedup:.3f}×** ({summary.ci_low:.3f} to {summary.ci_high:.3f})"
             if summary.speedup
-            else "nothing beat it"
+            else ("nothing beat it" if finished else "not finished")
         )
         eager = f"{summary.speedup_vs_eager:.2f}×" if summary.speedup_vs_eager else "-"
         error = f"{summary.error_ratio:.2f}" if summary.error_ratio is not None else "-"
