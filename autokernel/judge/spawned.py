@@ -178,13 +178,7 @@ def paired(
     for worker in (a, b):
         worker.prepare()
     rounds = clock.interleave([_Arm("a", a), _Arm("b", b)], pairs, pause_s=clock.pause_for(a.device))
-    drift = {
-        name: max(
-            (error_of(t, r).frobenius for t, r in zip(w.timed_outputs(), before[name], strict=True)),
-            default=0.0,
-        )
-        for name, w in (("a", a), ("b", b))
-    }
+    drift = {name: _drift(worker, before[name]) for name, worker in (("a", a), ("b", b))}
     times = {name: rounds.times_s(name) for name in ("a", "b")}
     return PairedResult(
         ratio=paired_ratio(times["a"], times["b"]),
