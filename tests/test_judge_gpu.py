@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from judge_tasks import LINEARS, MERGED, make_task, write_kernel
 
 from autokernel.judge import Judge, TaskJudge, clock
 from autokernel.judge.launch import Deadlines
+from autokernel.judge.stages.timing import WorkerArm
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,6 +88,7 @@ def test_a_triton_kernel(norm: TaskJudge, tmp_path: Path, tier) -> None:
     assert verdict.correct, verdict
     assert verdict.vs_eager is not None and verdict.vs_eager.lower_bound > 1.5
     assert verdict.peak_vram_mb and 0.5 < verdict.peak_vram_mb < 50
+    assert "flagged" not in verdict.stages["timing"][1]
 
 
 BROKEN = {
@@ -116,6 +119,25 @@ def test_a_kernel_that_can_not_be_captured_is_timed_plainly(norm: TaskJudge, tmp
     body = LIBRARY.replace("return", "torch.cuda.synchronize()\n    return")
     verdict = norm.judge(write_kernel(tmp_path, body))
     assert verdict.correct and "plain launches" in verdict.stages["timing"][1], verdict
+    assert "flagged" not in verdict.stages["timing"][1]
+
+
+def test_the_judges_clock_bears_out_an_honest_claim(norm: TaskJudge, tmp_path: Path) -> None:
+    """What an untrusted worker does inside the gate takes as long as what a trusted one does."""
+    outputs = norm.candidate_outputs
+    worker = norm.start_kernel(write_kernel(tmp_path, LIBRARY), outputs)
+    norm.ready(worker, 0)
+    candidate = WorkerArm("candidate", worker, 0, collects=True)
+    norm.launcher.settle()
+    arms = [*norm.baseline_arms(collects=True), candidate]
+    rounds = clock.interleave(arms, 40, buffers=norm.inputs.count, pause_s=0.0)
+    over = {
+        name: 1e6 * statistics.median(s.gated_s - s.claimed_s for s in samples)
+        for name, samples in rounds.samples.items()
+    }
+    print({name: f"{us:.0f} us" for name, us in over.items()})
+    assert over["candidate"] < over["eager"] + 60 and max(over.values()) < 1500
+    worker.close()
 
 
 def test_equal_kernels_are_not_kept(norm: TaskJudge, tmp_path: Path) -> None:

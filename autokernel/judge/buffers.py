@@ -106,7 +106,7 @@ class InputBuffers:
     def changed_input(self, slot: int, inputs: Sequence[Tensor]) -> str:
         """Name of an input in ``slot`` that no longer holds what was written, or ``""``."""
         for port, spec, value in zip(self.task.inputs, self.slots[slot], inputs, strict=True):
-            if not torch.equal(raw(self.arena.view(spec)), raw(value)):
+            if not torch.equal(raw(self.arena.view(spec)).to(value.device), raw(value)):
                 return port.name
         return ""
 
@@ -127,9 +127,13 @@ class OutputBuffers:
         self.slots = [[s.at(s.offset + i * self.area) for s in first] for i in range(slots)]
         self.arena = Arena(device, self.area * slots, scratch, ipc=ipc)
 
-    def outputs(self, slot: int) -> list[Tensor]:
-        """Views of what the worker put there; clone before the next run."""
-        return [self.arena.view(s) for s in self.slots[slot]]
+    def outputs(self, slot: int, rows: Tensor | None = None) -> list[Tensor]:
+        """What the worker put there, or what lies there in a copy of `rows`; on the task's device.
+
+        Views where the arena is on that device: clone before the next run.
+        """
+        storage = self.arena.storage if rows is None else rows.untyped_storage()
+        return [s.view(storage).to(self.arena.device) for s in self.slots[slot]]
 
     def rows(self) -> Tensor:
         """The arena as (slots, bytes per area)."""

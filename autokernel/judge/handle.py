@@ -167,20 +167,16 @@ class Worker:
         calls, estimate_s, has_graph = self._doubles(reply, 3)
         return Prepared(int(calls), estimate_s, bool(has_graph), reply.text)
 
-    def time(self, subject: int, start: int) -> Sample:
-        return self.time_and_collect(subject, start, collect=False)[0]
-
-    def time_and_collect(
-        self, subject: int, start: int, *, collect: bool = True
-    ) -> tuple[Sample, dict[int, list[OutputRecord]]]:
-        """A sample, and its outputs in the same exchange: work that is put off until they are handed over
-        is then seen by the judge's clock."""
+    def time(self, subject: int, start: int, *, collect: bool = False) -> Sample:
+        """A sample. With ``collect`` its outputs are handed over in the same exchange: work that is put off
+        until then is seen by the judge's clock."""
         args = {"subject": subject, "start": start, "collect": collect}
         exchange = self.call(Op.TIME, args, self.deadlines.run_s)
         seconds, calls = self._doubles(exchange.reply, 2)
-        return Sample(seconds, exchange.gated_s, max(1, int(calls))), _by_slot(exchange.reply)
+        return Sample(seconds, exchange.gated_s, max(1, int(calls)))
 
     def collect(self, subject: int) -> dict[int, list[OutputRecord]]:
+        """How the outputs of the latest sample look; handed over now unless they have been."""
         return _by_slot(self.call(Op.COLLECT, {"subject": subject}, self.deadlines.run_s).reply)
 
     def _doubles(self, reply: Reply, count: int) -> list[float]:

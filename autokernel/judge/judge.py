@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from autokernel.errors import DeviceMissing
-from autokernel.judge import spawned
+from autokernel.judge import sandbox, spawned
 from autokernel.judge.arena import Arena, remove_shared_folder
 from autokernel.judge.handle import Worker, WorkerFault
 from autokernel.judge.launch import Deadlines, Kind, Launcher, LaunchError
@@ -29,6 +29,15 @@ from autokernel.judge.layout import TensorSpec
 from autokernel.judge.spawned import PairedResult, SpawnedWorker
 from autokernel.judge.task_judge import TaskError, TaskJudge
 from autokernel.records import Task
+
+LEFT_OUT_FOR_CUDA_IPC = (
+    {"shared memory"},
+    {"processes"},
+    {"shared memory", "processes"},
+    {"shared memory", "processes", "files", "home"},
+    set(sandbox.GUARDS),
+)
+"""What is tried, in this order, where a worker can't map the judge's device memory with every guard on."""
 
 
 class Judge:
@@ -62,6 +71,8 @@ class Judge:
         self._tasks: list[TaskJudge] = []
         self._spawned: list[SpawnedWorker] = []
         self._ipc: bool | None = None
+        self.guards_left_out: dict[str, str] = {}
+        """Guards that work on this system but not with its GPU's driver, and what fails with them on."""
         self._ready: dict[str, TaskJudge | TaskError] = {}
         self.preparing = RLock()
         if self.device.type == "cuda":
@@ -80,13 +91,14 @@ class Judge:
         if not first:
             return True
         guards = list(self.launcher.guards)
-        for left_out in ({"processes"}, {"processes", "files", "home"}, set(guards)):
+        for left_out in LEFT_OUT_FOR_CUDA_IPC:
             if not left_out & set(guards):
                 continue
             self.launcher.use([g for g in guards if g not in left_out])
             if not self._probe_ipc():
-                names = ", ".join(sorted(left_out))
-                warnings.warn(f"the GPU's driver does not work with these guards on: {names}", stacklevel=4)
+                self.guards_left_out = dict.fromkeys(sorted(left_out & set(guards)), first)
+                names = ", ".join(self.guards_left_out)
+                warnings.warn(f"CUDA IPC does not work with these guards on: {names} ({first})", stacklevel=4)
                 return True
         self.launcher.use(guards)
         warnings.warn(f"CUDA IPC does not work here, going through the host: {first}", stacklevel=4)

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,7 +133,7 @@ class WorkerProcess:
     groups: list[str]
     warm: bool = False
     exit_status: int | None = None
-    _closed: bool = field(default=False)
+    closed: bool = False
 
     def wait_warm(self, deadline_s: float = WARM_DEADLINE_S) -> None:
         if self.warm:
@@ -151,7 +151,7 @@ class WorkerProcess:
 
     def exit_text(self, wait_s: float = 1.0) -> str:
         """How it ended: ``exit code 0``, ``signal 11 (SIGSEGV)``, or ``still running``."""
-        if self.exit_status is None and not self._closed:
+        if self.exit_status is None and not self.closed:
             ready, _, _ = select.select([self.exit_fd], [], [], wait_s)
             data = os.read(self.exit_fd, 4) if ready else b""
             if len(data) == 4:
@@ -167,7 +167,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End its whole process group and close the pipes. Safe to call twice."""
-        if self._closed:
+        if self.closed:
             return
         # The zygote reaps it, so the pid can't have been reused while exit_fd has not reported.
         if self.exit_text(0.0) == "still running":
@@ -177,7 +177,7 @@ class WorkerProcess:
         else:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)  # children it left in its group
-        self._closed = True
+        self.closed = True
         self.end.wait_closed(2.0)  # what it forked in its namespace is gone only then
         self.end.close()
         os.close(self.exit_fd)
@@ -210,7 +210,7 @@ class Launcher:
         self._zygote_log: BoundedLog | None = None
         self._closed = False
         self._numbers = itertools.count()
-        self._groups: list[str] = []
+        self._grouped: list[WorkerProcess] = []
         self.guards: list[str] = []
         """Those that work here; found out when the zygote is started."""
 
@@ -256,6 +256,7 @@ class Launcher:
         except OSError as error:
             for fd in (command_w, reply_r, log_r, exit_r):
                 os.close(fd)
+            sandbox.drop_control_groups(locked["groups"] if locked else [])
             text = self._zygote_log.text(0.5).strip()[-2000:] if self._zygote_log else ""
             self._stop_zygote()
             raise LaunchError(f"the zygote is gone: {text or error}") from error
@@ -264,9 +265,19 @@ class Launcher:
                 os.close(fd)
         (pid,) = struct.unpack("<q", answer)
         groups = locked["groups"] if locked else []
-        return WorkerProcess(
+        process = WorkerProcess(
             pid, JudgeEnd(command_w, reply_r), BoundedLog(log_r), exit_r, scratch, shared, groups
         )
+        if groups:
+            self._grouped.append(process)
+        return process
+
+    def _drop_groups(self) -> None:
+        """Delete the control groups of workers that are gone. One that is empty may yet be joined."""
+        for process in [p for p in self._grouped if p.closed]:
+            sandbox.drop_control_groups(process.groups)
+            if not any(Path(g).exists() for g in process.groups):  # else its last process is still going
+                self._grouped.remove(process)
 
     def _folders(self, kind: Kind) -> tuple[Path, list[Path], dict[str, Any] | None]:
         """Fresh folders for one worker, and what it is locked into."""
@@ -283,8 +294,7 @@ class Launcher:
         own, groups = kind == "kernel", list[str]()
         if "process limit" in self.guards:
             groups = sandbox.control_groups(f"autokernel-{os.getpid()}-{id(self)}-{name}")
-            sandbox.drop_control_groups(self._groups)  # those whose last process is gone by now
-            self._groups = [g for g in self._groups if Path(g).exists()] + groups
+            self._drop_groups()
         return scratch, shared, {
             "guards": [g for g in self.guards if own or g != "home"],
             "scratch": str(scratch),
@@ -363,10 +373,9 @@ class Launcher:
                 process.kill()
             self._warming.clear()
         deadline = time.monotonic() + 5.0
-        while self._groups and time.monotonic() < deadline:  # the last processes may still be going
-            sandbox.drop_control_groups(self._groups)
-            self._groups = [g for g in self._groups if Path(g).exists()]
-            time.sleep(0.02 if self._groups else 0.0)
+        while any(p.closed for p in self._grouped) and time.monotonic() < deadline:
+            self._drop_groups()
+            time.sleep(0.02 if self._grouped else 0.0)
 
 
 def trusted_cache() -> Path:

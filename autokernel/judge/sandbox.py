@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 GUARDS = {
+    "shared memory": "cannot reach other processes' System V shared memory (IPC namespace)",
     "processes": "cannot see, signal or trace other processes (PID namespace, own /proc)",
     "files": "cannot write outside its scratch folder (read-only mounts)",
     "home": "cannot read the home folder",
@@ -176,7 +177,8 @@ def _namespaces(attempt: _Try, spec: dict[str, Any]) -> None:
 
     if uid != 0:
         attempt("processes", own_users)
-    attempt("files", lambda: _unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS))
+    attempt("shared memory", lambda: _unshare(CLONE_NEWIPC))
+    attempt("files", lambda: _unshare(CLONE_NEWNS | CLONE_NEWUTS))
     attempt("network", lambda: _unshare(CLONE_NEWNET))
     if "processes" in attempt.wanted and "processes" not in attempt.failed:
         attempt("processes", lambda: _unshare(CLONE_NEWPID))

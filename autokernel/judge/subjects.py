@@ -114,6 +114,8 @@ def load_subject(spec: Spec, device: torch.device) -> Subject:
 def tensors_of(result: Any, *, strict: bool) -> list[Tensor]:
     """The tensors of a return value, in pytree order."""
     if not strict:
+        if isinstance(result, Tensor):  # as quick as an untrusted one: both are inside the judge's clock
+            return [result]
         return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
     leaves = list(result) if isinstance(result, tuple | list) else [result]
     for i, leaf in enumerate(leaves):

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,6 +115,14 @@ def serve(command_fd: int, reply_fd: int, device_name: str, threads: int) -> Non
         write_all(reply_fd, worker.answer(request).pack(request.op, request.nonce))
 
 
+class Handed(NamedTuple):
+    """An output of the subject's latest calls; ``copied``: its contents are in the slot's output area."""
+
+    slot: int
+    tensor: Tensor
+    copied: bool
+
+
 class Worker:
     """State of one worker process: its subjects, the arenas it maps, the timers it has prepared."""
 
@@ -123,6 +131,7 @@ class Worker:
         self.trusted = False
         self.subjects: dict[int, subjects.Subject] = {}
         self.timers: dict[int, tuple[Timer, list[int]]] = {}
+        self.handed: dict[int, list[Handed]] = {}  # outputs of a subject's latest sample, once handed over
         self.arenas: list[MappedArena] = []  # kept for good
         self.inputs: list[list[Tensor]] = []
         self.input_arena: MappedArena | None = None
@@ -200,7 +209,7 @@ class Worker:
         self._synchronize()
         peak = self._peak() - before
         reply = Reply(
-            tensors=self._copy_out(dict(zip(slots, results, strict=True))),
+            tensors=self._records(self._copy_out(dict(zip(slots, results, strict=True)))),
             doubles=[float(peak), self._held()],
         )
         return self._unless_state_changed(reply)
@@ -229,45 +238,70 @@ class Worker:
         )
 
     def time(self, args: dict[str, Any]) -> Reply:
-        timer, _ = self.timers[args["subject"]]
-        doubles = [timer.sample(args["start"]), float(timer.calls)]
-        reply = self.collect(args) if args.get("collect") else Reply()
-        reply.doubles = doubles
-        return reply
+        """One sample; with ``collect`` its outputs are in the output arena when this returns.
+
+        That is all that happens before the reply: the judge's clock is running, and what an untrusted
+        worker did besides would count against it.  `collect` reports on the outputs afterwards.
+        """
+        subject = args["subject"]
+        timer, _ = self.timers[subject]
+        self.handed.pop(subject, None)
+        seconds = timer.sample(args["start"])
+        if args.get("collect"):
+            self._hand_over(subject)
+        return Reply(doubles=[seconds, float(timer.calls)])
 
     def collect(self, args: dict[str, Any]) -> Reply:
-        """Copy the results of the latest sample to the output arena."""
-        timer, slots = self.timers[args["subject"]]
-        strict = self.subjects[args["subject"]].strict
-        results = {slots[i]: subjects.tensors_of(r, strict=strict) for i, r in timer.outputs.items()}
-        return self._unless_state_changed(Reply(tensors=self._copy_out(results)))
+        """Report on the results of the latest sample, and hand them over unless that has been done."""
+        if args["subject"] not in self.handed:
+            self._hand_over(args["subject"])
+        return self._unless_state_changed(Reply(tensors=self._records(self.handed[args["subject"]])))
 
-    def _copy_out(self, results: dict[int, list[Tensor]]) -> list[OutputRecord]:
-        records = []
+    def _hand_over(self, subject: int) -> None:
+        timer, slots = self.timers[subject]
+        strict = self.subjects[subject].strict
+        results = {slots[i]: subjects.tensors_of(r, strict=strict) for i, r in timer.outputs.items()}
+        self.handed[subject] = self._copy_out(results)
+
+    def _copy_out(self, results: dict[int, list[Tensor]]) -> list[Handed]:
+        """Copy what fits to the output arena, in as few launches as there can be."""
+        handed, sources, places = [], list[Tensor](), list[Tensor]()
         for slot, tensors in results.items():
-            places = self.outputs[slot] if slot < len(self.outputs) else []
+            areas = self.outputs[slot] if slot < len(self.outputs) else []
             for i, tensor in enumerate(tensors):
-                place = places[i] if i < len(places) else None
-                flags = Flag.ALIASES_INPUT if self._in_inputs(tensor) else Flag(0)
+                place = areas[i] if i < len(areas) else None
                 fits = place is not None and place.shape == tensor.shape and place.dtype == tensor.dtype
                 if place is not None and fits and tensor.device == place.device:
-                    place.copy_(tensor)
-                    flags |= Flag.COPIED
-                if tensor.dim() > MAX_NDIM:
-                    raise subjects.StructureError(
-                        f"an output has {tensor.dim()} dims; at most {MAX_NDIM} are compared"
-                    )
-                if tensor.dtype not in CODE_OF:
-                    raise subjects.StructureError(f"an output has dtype {tensor.dtype}")
-                records.append(
-                    OutputRecord(
-                        CODE_OF[tensor.dtype], DEVICE_CODES.get(tensor.device.type, 2), int(flags), slot,
-                        tensor.numel() * tensor.element_size(), tuple(tensor.shape), tuple(tensor.stride()),
-                    )
-                )  # fmt: skip
+                    sources.append(tensor)
+                    places.append(place)
+                    handed.append(Handed(slot, tensor, True))
+                else:
+                    handed.append(Handed(slot, tensor, False))
+        if places:
+            torch._foreach_copy_(places, sources)  # pyright: ignore[reportPrivateImportUsage]
         self._synchronize()
         if self.output_arena is not None:
             self.output_arena.push()
+        return handed
+
+    def _records(self, handed: list[Handed]) -> list[OutputRecord]:
+        records = []
+        for slot, tensor, copied in handed:
+            flags = Flag.ALIASES_INPUT if self._in_inputs(tensor) else Flag(0)
+            if copied:
+                flags |= Flag.COPIED
+            if tensor.dim() > MAX_NDIM:
+                raise subjects.StructureError(
+                    f"an output has {tensor.dim()} dims; at most {MAX_NDIM} are compared"
+                )
+            if tensor.dtype not in CODE_OF:
+                raise subjects.StructureError(f"an output has dtype {tensor.dtype}")
+            records.append(
+                OutputRecord(
+                    CODE_OF[tensor.dtype], DEVICE_CODES.get(tensor.device.type, 2), int(flags), slot,
+                    tensor.numel() * tensor.element_size(), tuple(tensor.shape), tuple(tensor.stride()),
+                )
+            )  # fmt: skip
         return records
 
     def _in_inputs(self, tensor: Tensor) -> bool:

@@ -13,7 +13,6 @@ from autokernel.judge.buffers import PATTERNS, OutputBuffers
 from autokernel.judge.cases import Case
 from autokernel.judge.clock import Arm, Sample
 from autokernel.judge.handle import Worker, WorkerFault
-from autokernel.judge.protocol import OutputRecord
 from autokernel.judge.stats import paired_ratio
 from autokernel.judge.trial import SUBJECT, StageResult, Trial, failed
 
@@ -32,11 +31,9 @@ class WorkerArm:
 
     def __init__(self, name: str, worker: Worker, subject: int, *, collects: bool = False) -> None:
         self.name, self.worker, self.subject, self.collects = name, worker, subject, collects
-        self.records: dict[int, list[OutputRecord]] = {}
 
     def sample(self, start: int) -> Sample:
-        sample, self.records = self.worker.time_and_collect(self.subject, start, collect=self.collects)
-        return sample
+        return self.worker.time(self.subject, start, collect=self.collects)
 
 
 class CheckedArm(WorkerArm):
@@ -51,6 +48,13 @@ class CheckedArm(WorkerArm):
         self.trial, self.buffers = trial, outputs
         self.cases = timing_cases(trial)
         self.rows = self._verify()
+        self.taken = outputs.rows()
+
+    def sample(self, start: int) -> Sample:
+        sample = super().sample(start)
+        self.taken = self.buffers.rows().clone()
+        self.buffers.arena.sync()  # it is ours before the worker is asked for anything else
+        return sample
 
     def _verify(self) -> Tensor:
         inputs = self.trial.task_judge.inputs
@@ -72,20 +76,18 @@ class CheckedArm(WorkerArm):
 
     def check(self, contents: list[int], expected_slots: list[int]) -> None:
         """Raise WorkerFault unless the latest sample's outputs are those of the slots' current contents."""
-        records = self.records
+        records = self.worker.collect(SUBJECT)
         if missing := [s for s in expected_slots if s not in records]:
             raise WorkerFault("rejected", f"timed calls without a result (buffers {missing[:4]})")
         for slot in expected_slots:
             self.trial.check_form(records[slot], self.cases[contents[slot]])
         index = torch.tensor(expected_slots, device=self.rows.device)
         wanted = torch.tensor([contents[s] for s in expected_slots], device=self.rows.device)
-        got = self.buffers.rows()[index]
-        if torch.equal(got, self.rows[wanted]):
+        if torch.equal(self.taken[index], self.rows[wanted]):
             return
         for slot in expected_slots:
-            self.trial.check_values(
-                self.cases[contents[slot]], self.buffers.outputs(slot), " (in a timed call)"
-            )
+            outputs = self.buffers.outputs(slot, self.taken)
+            self.trial.check_values(self.cases[contents[slot]], outputs, " (in a timed call)")
 
 
 def timing_cases(trial: Trial) -> list[Case]:
