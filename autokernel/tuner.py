@@ -4,6 +4,9 @@ A kernel declares ``SPACE = {"BLOCK": [64, 128], "num_warps": [4, 8]}`` and has 
 each name.  A point of that space is tried as a *frozen* source: the constants rewritten in place, and no
 ``SPACE``, so that what was measured and what is kept are one file.  Sources are only parsed here, never
 executed; what a point is worth is the caller's business (`tune` takes a ``measure`` function).
+
+``SPACE_FITS = "num_stages * BLOCK_K * (BLOCK_M + BLOCK_N) * 2 <= 232448"`` leaves out the points for which it
+does not hold: tiles that would overflow the device's shared memory take longest to compile, for nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import operator
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -84,8 +88,48 @@ def defaults_of(source: str) -> Values:
     return values
 
 
+def fits_of(source: str) -> Callable[[Values], bool]:
+    """The SPACE_FITS of a source, to be asked about a point.  Raises SpaceError when it is malformed."""
+    node = _assignments(source).get("SPACE_FITS")
+    if node is None:
+        return lambda point: True
+    try:
+        text = _literal(node[-1])
+        tree = ast.parse(text, mode="eval").body
+    except (ValueError, SyntaxError, TypeError):
+        raise SpaceError("SPACE_FITS is not the text of an expression") from None
+    _evaluate(tree, dict.fromkeys(space_of(source), 1))
+    return lambda point: bool(_evaluate(tree, point))
+
+
+def _evaluate(node: ast.expr, values: Mapping[str, Value]) -> Any:
+    """Arithmetic and comparisons over the constants of a SPACE, and nothing else."""
+    match node:
+        case ast.Constant(value=int() | float() | bool() as value):
+            return value
+        case ast.Name(id=name) if name in values:
+            return values[name]
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+            return _ARITHMETIC[type(op)](_evaluate(left, values), _evaluate(right, values))
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _ARITHMETIC:
+            return _ARITHMETIC[type(op)](_evaluate(left, values), _evaluate(right, values))
+        case ast.BoolOp(op=op, values=parts):
+            found = [bool(_evaluate(part, values)) for part in parts]
+            return all(found) if isinstance(op, ast.And) else any(found)
+    raise SpaceError(
+        f"SPACE_FITS can't have {ast.unparse(node)!r}: numbers, names of SPACE, + - * // < <= and or"
+    )
+
+
+_ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+
+
 def freeze(source: str, values: Mapping[str, Value]) -> str:
-    """``source`` with the module-level constants in ``values`` rewritten and without its SPACE.
+    """``source`` with the module-level constants in ``values`` rewritten and without its SPACE
+    and SPACE_FITS.
 
     Everything else keeps its text.  Raises SpaceError when a name isn't assigned exactly once.
     """
@@ -96,7 +140,7 @@ def freeze(source: str, values: Mapping[str, Value]) -> str:
         if len(found.get(name, [])) != 1:
             raise SpaceError(f"{name} is not assigned exactly once at module level")
         edits.append((found[name][0], repr(value).encode()))
-    edits += [(node, b"") for node in found.get("SPACE", [])]
+    edits += [(node, b"") for name in ("SPACE", "SPACE_FITS") for node in found.get(name, [])]
     lines = [line.encode() for line in source.split("\n")]  # the parser's columns count bytes
     # From the end backwards, so that positions stay valid.
     for node, text in sorted(edits, key=lambda e: (e[0].lineno, e[0].col_offset), reverse=True):
@@ -169,17 +213,17 @@ def tune(
     fits into the budget is searched whole.  ``start_latency_us`` is the time of the values in the file, when
     it was measured already; ``measure`` returns None for a point that fails.  ``precompile`` is given each
     batch of sources before they are measured one after the other, so that compilers can run in parallel.
-    Deterministic for one ``seed``.  Raises SpaceError.
+    Points for which SPACE_FITS does not hold are left out.  Deterministic for one ``seed``.
+    Raises SpaceError.
     """
     space = space_of(source)
     start = defaults_of(source)
-    search = _Search(source, measure, budget, precompile, should_stop)
+    search = _Search(source, measure, budget, precompile, should_stop, fits_of(source))
     if start_latency_us is None:
         search.batch([start])
     else:
         search.know(start, start_latency_us)
-    size = math.prod(len(v) for v in space.values())
-    if size <= budget:
+    if math.prod(len(v) for v in space.values()) <= budget:
         search.batch([dict(zip(space, point, strict=True)) for point in itertools.product(*space.values())])
     else:
         _descend(search, space, start)
@@ -197,8 +241,9 @@ class _Search:
         budget: int,
         precompile: Callable[[Sequence[str]], None] | None,
         should_stop: Callable[[], bool],
+        fits: Callable[[Values], bool],
     ) -> None:
-        self.source, self.measure, self.left = source, measure, budget
+        self.source, self.measure, self.left, self.fits = source, measure, budget, fits
         self.precompile, self.should_stop = precompile, should_stop
         self.measured: list[tuple[Values, float | None]] = []
         self._seen: set[tuple[tuple[str, str], ...]] = set()
@@ -212,7 +257,7 @@ class _Search:
         new: list[Values] = []
         for point in points:
             key = _key(point)
-            if key not in self._seen and len(new) < self.left:
+            if key not in self._seen and len(new) < self.left and self.fits(point):
                 self._seen.add(key)
                 new.append(point)
         sources = [freeze(self.source, point) for point in new]

@@ -24,7 +24,6 @@ struct Handle { unsigned char reserved[64]; };
 static int depth, retained, live, fail;
 extern "C" {
 int cuDevicePrimaryCtxRetain(void** c, int device) { *c = (void*)0x77; retained++; return device; }
-int cuDevicePrimaryCtxRelease_v2(int) { retained--; return 0; }
 int cuCtxPushCurrent_v2(void* c) { depth++; return c == (void*)0x77 ? 0 : 201; }
 int cuCtxPopCurrent_v2(void**) { depth--; return 0; }
 int cuMemAlloc_v2(uint64_t* p, size_t n) {
@@ -47,7 +46,8 @@ int cuGetErrorName(int code, const char** text) {
 }
 void set_fail(int code) { fail = code; }
 int get_live() { return live; }
-int get_open() { return depth + retained; }
+int get_open() { return depth; }
+int get_retained() { return retained; }
 }
 """
 
@@ -66,6 +66,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
         return torch.frombuffer((ctypes.c_ubyte * nbytes).from_address(pointer), dtype=torch.uint8)
 
     monkeypatch.setattr(cuda_memory, "_driver", loaded)
+    monkeypatch.setattr(cuda_memory, "_retained", {})
     monkeypatch.setattr(cuda_memory, "_wrapped", wrapped)
     for name in ("init", "synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *args: None)
@@ -82,6 +83,7 @@ def test_a_block_is_seen_through_its_handle(driver: ctypes.CDLL) -> None:
     block.close()
     block.close()
     assert driver.get_live() == 0 and driver.get_open() == 0
+    assert driver.get_retained() == 1  # for good: the context would be destroyed with the last one
 
 
 def test_no_memory_and_no_ipc(driver: ctypes.CDLL, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_the_judges_clock_bears_out_an_honest_claim(norm: TaskJudge, tmp_path: P
     candidate = WorkerArm("candidate", worker, 0, collects=True)
     norm.launcher.settle()
     arms = [*norm.baseline_arms(collects=True), candidate]
-    rounds = clock.interleave(arms, 40, buffers=norm.inputs.count, pause_s=0.0)
+    rounds = clock.interleave(arms, 40, buffers=norm.inputs.count, device=norm.device)
     over = {
         name: 1e6 * statistics.median(s.gated_s - s.claimed_s for s in samples)
         for name, samples in rounds.samples.items()
@@ -158,11 +158,9 @@ def test_merged_linears(judge: Judge, tmp_path: Path) -> None:
 def test_without_ipc_everything_goes_through_the_host(tmp_path: Path) -> None:
     x, weight = torch.randn(64, 128).half(), torch.ones(128).half()
     task = make_task(tmp_path, NORM, {"x": (x, "activation"), "weight": (weight, "parameter")}, device="cuda")
-    with Judge("cuda") as judge:
-        judge._ipc = False
-        with judge.open(task) as tj:
-            assert tj.inputs.arena.kind == "file"
-            assert tj.judge(write_kernel(tmp_path, LIBRARY)).correct
+    with Judge("cuda", ipc=False) as judge, judge.open(task) as tj:
+        assert tj.inputs.arena.kind == "file"
+        assert tj.judge(write_kernel(tmp_path, LIBRARY)).correct
 
 
 def test_short_work_is_timed_near_the_device_clock() -> None:

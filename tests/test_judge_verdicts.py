@@ -117,7 +117,7 @@ FAILURES = {
         "incorrect", "in a timed call",
     ),
     "dies once timed": (
-        wrap("N.append(0)\nif len(N) > 2000: __import__('os').abort()", "N = []"),
+        wrap("N.append(0)\nif len(N) > 300: __import__('os').abort()", "N = []"),
         "crash", "SIGABRT.* while (being timed|warming up)",
     ),
 }  # fmt: skip

@@ -16,6 +16,7 @@ import pytest
 from judge_tasks import rms_task, write_kernel
 
 from autokernel.judge import Judge, TaskJudge, sandbox
+from autokernel.judge.judge import LEFT_OUT_ON_A_GPU
 from autokernel.judge.launch import Deadlines, guards_here
 
 MISSING = {guard: why_not for guard, why_not in guards_here().items() if why_not}
@@ -196,3 +197,26 @@ def test_the_probe_answers_without_torch() -> None:
     code += "assert 'torch' not in sys.modules"
     run = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert set(json.loads(run.stdout)) == set(sandbox.GUARDS)
+
+
+SETS = [{guard} for guard in sandbox.GUARDS] + [set(s) for s in LEFT_OUT_ON_A_GPU]
+
+
+@pytest.mark.parametrize("left_out", SETS, ids=lambda s: "without " + ", ".join(sorted(s)))
+def test_guards_work_without_one_another(tmp_path: Path, left_out: set[str]) -> None:
+    """Any may be missing on a system; none may then reach outside (a mount over the system's /proc)."""
+    guards = [g for g in sandbox.GUARDS if g not in {*left_out, *MISSING, "process limit"}]
+    spec = {
+        "guards": guards, "scratch": str(tmp_path), "shared": [], "keep": [], "groups": [],
+        "private_tmp": True,
+    }  # fmt: skip
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(sandbox.__file__).parent)!r}); import os, sandbox\n"
+        f"sandbox.enter({spec!r})\nprint('inside', os.path.exists(f'/proc/{{os.getpid()}}'))"
+    )
+    before = Path("/proc/mounts").read_text()
+    run = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.stdout, run.returncode) == ("inside True\n", 0), run.stderr
+    assert Path("/proc/mounts").read_text() == before

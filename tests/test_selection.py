@@ -104,6 +104,20 @@ def test_a_kernel_that_another_makes_useless_is_evicted(tmp_path: Path) -> None:
     assert any("not slower without it" in r.reason for r in rows if r.parent)
 
 
+@pytest.mark.parametrize(("weak", "steps"), [(15.0, 1), (1.2, 2)])
+def test_the_rest_is_asked_again_only_where_it_is_in_doubt(tmp_path: Path, weak: float, steps: int) -> None:
+    kernels = [kernel(tmp_path, name) for name in ("a", "b", "c")]
+
+    def cost(names: set[str], executor: str) -> float:
+        gains = {"a": 20.0, "b": weak, "c": 1.0 if "a" not in names or "b" not in names else 0.0}
+        return 100.0 - sum(gains[n] for n in names)
+
+    chosen, _, rows = select([kernels[2], *kernels[:2]], cost)
+    assert chosen == {"a", "b"}
+    left_out = [r.description for r in rows if r.description.startswith("leave out")]
+    assert left_out.count("leave out task-a") == steps and left_out.count("leave out task-c") == 1
+
+
 def test_two_that_stand_in_for_each_other_are_not_both_evicted(tmp_path: Path) -> None:
     """With c in, a or b alone would do: leaving out either costs nothing, leaving out both does."""
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from typing import Any
 
 import pytest
 
@@ -147,3 +149,38 @@ def test_deterministic() -> None:
 
     assert order(1) == order(1)
     assert order(1) != order(2)
+
+
+def test_points_that_do_not_fit_are_left_out() -> None:
+    source = """A = 1
+B = 1
+SPACE = {'A': [1, 2, 4], 'B': [1, 2, 4]}
+SPACE_FITS = "A * (B + 1) // 2 <= 3 and B > 1"
+"""
+    asked: list[tuple[int, int]] = []
+
+    def measure(text: str) -> float:
+        scope: dict[str, Any] = {}
+        exec(text, scope)
+        assert "SPACE_FITS" not in scope
+        asked.append((scope["A"], scope["B"]))
+        return 10.0 - scope["A"] * scope["B"]
+
+    tuned = tune(source, measure, start_latency_us=20.0)
+    assert sorted(asked) == [(1, 2), (1, 4), (2, 2)] and tuned.values == {"A": 1, "B": 4}
+
+
+@pytest.mark.parametrize(
+    ("fits", "reason"),
+    [
+        ("f()", "not the text"),
+        ("'A <'", "not the text"),
+        ("'C <= 3'", "can't have 'C'"),
+        ("'open(A)'", "can't have 'open"),
+        ("'A.real'", "can't have 'A.real'"),
+        ("'A ** A'", "can't have"),
+    ],
+)
+def test_malformed_fits(fits: str, reason: str) -> None:
+    with pytest.raises(SpaceError, match=re.escape(reason)):
+        tune(f"A = 1\nSPACE = {{'A': [1, 2]}}\nSPACE_FITS = {fits}\n", lambda _: 1.0)

@@ -21,6 +21,8 @@ from autokernel.records import Experiment
 
 ROUNDS = 30
 MAX_LEAVE_OUT_ROUNDS = 3
+CLEARLY = 1.02
+"""A lower bound above which a kernel is needed beyond doubt, however another one's eviction shifts it."""
 
 Say = Callable[[str], None]
 
@@ -168,11 +170,13 @@ class Selector:
                         chosen = [k for k in before if k is not suspects[0]]
                         before, suspects = None, []
                         continue
-                useless = self._useless(chosen, arms, rounds)
+                useless, clear = self._useless(chosen, arms, rounds)
             finally:
                 close(arms)
             if not useless:
                 return chosen
+            if len(useless) == 1 and clear:
+                return [k for k in chosen if k is not useless[0]]
             if number == MAX_LEAVE_OUT_ROUNDS:
                 useless = useless[:1]  # there is no round left that could miss the others
             before, suspects = (chosen, useless) if len(useless) > 1 else (None, [])
@@ -181,24 +185,29 @@ class Selector:
 
     def _useless(
         self, chosen: list[KeptKernel], arms: dict[str, Arm], rounds: dict[str, list[float]]
-    ) -> list[KeptKernel]:
-        """The kernels that the model is not slower without, the worst first."""
+    ) -> tuple[list[KeptKernel], bool]:
+        """The kernels that the model is not slower without, the worst first; and whether it clearly is slower
+        without each of the others, so that they needn't be asked again once one useless one is out."""
         useless: list[tuple[float, KeptKernel]] = []
+        clear = True
         for kernel in chosen:
             arm = arms[kernel.id]
             if not arm.ready:
+                clear = False
                 continue
             needed = paired_ratio(rounds[arm.name], rounds["all"])
             evict = needed.lower_bound <= 1.0
             if evict:
                 useless.append((needed.ratio, kernel))
+            elif needed.lower_bound < CLEARLY:
+                clear = False
             self._write(
                 arm, rounds, parent=kernel.id,
                 gain=paired_ratio(rounds["all"], rounds[arm.name]), keep=evict,
                 reason=f"the model is not slower without it ({interval(needed)})" if evict else "",
                 description=f"leave out {kernel.task.name}",
             )  # fmt: skip
-        return [kernel for _, kernel in sorted(useless, key=lambda pair: pair[0])]
+        return [kernel for _, kernel in sorted(useless, key=lambda pair: pair[0])], clear
 
     def _start(self, sets: dict[str, list[KeptKernel]]) -> dict[str, Arm]:
         return self.arms.start({n: self.arms.variant(s, self.executor) for n, s in sets.items()})

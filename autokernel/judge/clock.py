@@ -34,6 +34,7 @@ MIN_SAMPLE_S = {"cpu": 0.0015, "cuda": 0.0002}
 SHORT_S = 50e-6
 MIN_GRAPH_CALLS = 20
 WARMUP_CALLS = 3
+CPU = torch.device("cpu")
 MAX_CALLS = 100_000
 
 
@@ -43,10 +44,6 @@ def l2_bytes(device: torch.device) -> int:
 
 def flush_bytes(device: torch.device) -> int:
     return max(256 << 20, 4 * l2_bytes(device))
-
-
-def pause_for(device: torch.device) -> float:
-    return PAUSE_S if device.type == "cpu" else 0.0
 
 
 class Timer(Protocol):
@@ -255,19 +252,49 @@ def interleave(
     buffers: int = 1,
     after: Callable[[Arm, int], None] | None = None,
     between: Callable[[], None] | None = None,
-    pause_s: float = PAUSE_S,
+    device: torch.device = CPU,
+    pause_s: float | None = None,
     rng: random.Random | None = None,
 ) -> Rounds:
     """Time every arm once per round, in random order, for exactly ``rounds`` rounds.
 
     ``after(arm, start)`` runs untimed behind each sample (checks its outputs), ``between()`` before each
-    block of rounds. All arms of a round start on the same buffer. ``pause_s``: see PAUSE_S.
+    block of rounds. All arms of a round start on the same buffer. ``pause_s``: see PAUSE_S, 0 on a GPU.
     """
     rng = rng or random.SystemRandom()
+    pause_s = (PAUSE_S if device.type == "cpu" else 0.0) if pause_s is None else pause_s
     result = Rounds({arm.name: [] for arm in arms})
     with _quiet(pause_s):
-        _run_rounds(result, arms, rounds, buffers, after, between, pause_s, rng)
+        for i in range(rounds):
+            if between is not None and i % BLOCK == 0:
+                between()
+                for arm in arms:  # the first call after a pause is never typical
+                    arm.sample(0)
+            start = rng.randrange(buffers)
+            for arm in rng.sample(list(arms), len(arms)):
+                _before_sample(device, pause_s)
+                result.samples[arm.name].append(arm.sample(start))
+                if after is not None:
+                    after(arm, start)
     return result
+
+
+_token: dict[torch.device, torch.Tensor] = {}
+
+
+def _before_sample(device: torch.device, pause_s: float) -> None:
+    """Bring the machine into the same state before every sample.
+
+    A GPU takes a while to change from one process's context to another's.  Arms share processes or don't,
+    so the judge's own context has its turn before each sample, and every arm pays for one change.
+    """
+    if pause_s:
+        time.sleep(pause_s)
+    if device.type == "cuda":
+        if device not in _token:
+            _token[device] = torch.zeros(1, device=device)
+        _token[device].add_(1)
+        torch.cuda.synchronize(device)
 
 
 @contextmanager
@@ -282,30 +309,6 @@ def _quiet(pause_s: float) -> Iterator[None]:
     finally:
         if pause_s:
             torch.set_num_threads(threads)
-
-
-def _run_rounds(
-    result: Rounds,
-    arms: Sequence[Arm],
-    rounds: int,
-    buffers: int,
-    after: Callable[[Arm, int], None] | None,
-    between: Callable[[], None] | None,
-    pause_s: float,
-    rng: random.Random,
-) -> None:
-    for i in range(rounds):
-        if between is not None and i % BLOCK == 0:
-            between()
-            for arm in arms:  # the first call after a pause is never typical
-                arm.sample(0)
-        start = rng.randrange(buffers)
-        for arm in rng.sample(list(arms), len(arms)):
-            if pause_s:
-                time.sleep(pause_s)
-            result.samples[arm.name].append(arm.sample(start))
-            if after is not None:
-                after(arm, start)
 
 
 def gate_fault(candidate: Sequence[Sample], trusted: Sequence[Sample]) -> str:

@@ -94,20 +94,27 @@ def _wrapped(pointer: int, nbytes: int, device: torch.device) -> Tensor:
     return block
 
 
+_retained: dict[int, ctypes.c_void_p] = {}
+
+
 @contextlib.contextmanager
 def _context(device: torch.device) -> Iterator[None]:
-    """The device's primary context, the one that torch uses, current on this thread."""
+    """The device's primary context, the one that torch uses, current on this thread.
+
+    It is held for good: were it given back before torch's runtime has taken it up, it would be destroyed,
+    and our blocks with it.
+    """
     torch.cuda.init()
-    context, index = ctypes.c_void_p(), device.index or 0
-    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(index))
+    index = device.index or 0
+    if index not in _retained:
+        context = ctypes.c_void_p()
+        _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(index))
+        _retained[index] = context
+    _call("cuCtxPushCurrent_v2", _retained[index])
     try:
-        _call("cuCtxPushCurrent_v2", context)
-        try:
-            yield
-        finally:
-            _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        yield
     finally:
-        _call("cuDevicePrimaryCtxRelease_v2", ctypes.c_int(index))
+        _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
 
 _driver: Any = None

@@ -73,13 +73,14 @@ class Worker:
         self.launcher, self.deadlines = launcher, launcher.deadlines
         self.process = launcher.take(kind)
         self.closed = False
-        scratch, trusted = self.process.scratch, kind == "trusted"
+        scratch, trusted = self.process.scratch, kind in ("trusted", "baseline")
         args = {
             "scratch": str(scratch),
             "env": cache_folders(scratch, trusted=trusted),
             "seed": str(trusted_cache() / "triton"),
             "trusted": trusted,
-            "own_folder": kind == "kernel",  # a user's model may be given by a relative path, and read others
+            # A user's model may be given by a relative path, and read others.
+            "own_folder": kind in ("kernel", "baseline"),
             "allow_tf32": allow_tf32,
         }
         self.call(Op.SETUP, args, self.deadlines.own_s)

@@ -30,18 +30,19 @@ from autokernel.judge.spawned import PairedResult, SpawnedWorker
 from autokernel.judge.task_judge import TaskError, TaskJudge
 from autokernel.records import Task
 
-LEFT_OUT_FOR_CUDA_IPC = (
+LEFT_OUT_ON_A_GPU = (
     {"shared memory"},
     {"processes"},
     {"shared memory", "processes"},
     {"shared memory", "processes", "files", "home"},
     set(sandbox.GUARDS),
 )
-"""What is tried, in this order, where a worker can't map the judge's device memory with every guard on."""
+"""What is tried, in this order, where a worker can't use the GPU with every guard on."""
 
 
 class Judge:
     """A context manager. ``scratch`` is where workers get their folders; by default a temporary one.
+    ``ipc=False``: on a GPU, hand tensors over through the host.
 
     Raises DeviceMissing when the device is not there.
     """
@@ -53,6 +54,7 @@ class Judge:
         scratch: Path | None = None,
         threads: int | None = None,
         pool: int | None = None,
+        ipc: bool = True,
         deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
     ) -> None:
         self.device = torch.device(device)
@@ -71,6 +73,7 @@ class Judge:
         self._tasks: list[TaskJudge] = []
         self._spawned: list[SpawnedWorker] = []
         self._ipc: bool | None = None
+        self._try_ipc = ipc
         self.guards_left_out: dict[str, str] = {}
         """Guards that work on this system but not with its GPU's driver, and what fails with them on."""
         self._ready: dict[str, TaskJudge | TaskError] = {}
@@ -87,41 +90,51 @@ class Judge:
 
     def _find_ipc(self) -> bool:
         """With all guards, else with as few left out as the driver makes necessary, which is said aloud."""
-        first = self._probe_ipc()
+        ipc = self._try_ipc
+        first = self._probe(ipc=ipc)
         if not first:
-            return True
+            return ipc
         guards = list(self.launcher.guards)
-        for left_out in LEFT_OUT_FOR_CUDA_IPC:
-            if not left_out & set(guards):
-                continue
-            self.launcher.use([g for g in guards if g not in left_out])
-            if not self._probe_ipc():
-                self.guards_left_out = dict.fromkeys(sorted(left_out & set(guards)), first)
-                names = ", ".join(self.guards_left_out)
-                warnings.warn(f"CUDA IPC does not work with these guards on: {names} ({first})", stacklevel=4)
-                return True
-        self.launcher.use(guards)
-        warnings.warn(f"CUDA IPC does not work here, going through the host: {first}", stacklevel=4)
-        return False
-
-    def _probe_ipc(self) -> str:
-        """Why a locked-in worker can't map device memory of ours, or ``""``."""
-        arena = Arena(self.device, 4096, self.scratch)
-        if arena.kind != "cuda-ipc":
-            arena.close()
-            return "the driver does not share memory"
+        pool, self.launcher.pool_size = self.launcher.pool_size, 1
         try:
-            worker = Worker(self.launcher, kind="kernel")
-        except LaunchError as error:
-            arena.close()
-            return str(error).splitlines()[0]
-        try:
-            worker.attach(inputs=(arena, [[TensorSpec(torch.uint8, (4096,), (1,))]]))
-            return ""
-        except WorkerFault as fault:
-            return fault.reason.splitlines()[0]
+            return self._without_some_guards(guards, first)
         finally:
-            worker.close()
+            self.launcher.pool_size = pool
+
+    def _without_some_guards(self, guards: list[str], first: str) -> bool:
+        ipc = self._try_ipc
+        self.launcher.use([])
+        if self._probe(ipc=ipc):  # it is not the guards
+            self.launcher.use(guards)
+            if not ipc:
+                return False
+            warnings.warn(f"CUDA IPC does not work here, going through the host: {first}", stacklevel=4)
+            self._try_ipc = False
+            return self._find_ipc()
+        for left_out in LEFT_OUT_ON_A_GPU:
+            self.launcher.use([g for g in guards if g not in left_out])
+            if left_out & set(guards) and not self._probe(ipc=ipc):
+                break
+        self.guards_left_out = {g: first for g in guards if g not in self.launcher.guards}
+        names = ", ".join(self.guards_left_out)
+        warnings.warn(f"the GPU does not work with these guards on: {names} ({first})", stacklevel=4)
+        return ipc
+
+    def _probe(self, *, ipc: bool) -> str:
+        """Why a locked-in worker can't use the GPU (with ``ipc``: map device memory of ours), or ``""``."""
+        arena = Arena(self.device, 4096, self.scratch, ipc=ipc)
+        try:
+            if ipc and arena.kind != "cuda-ipc":
+                return "the driver does not share memory"
+            worker = Worker(self.launcher, kind="kernel")
+            try:
+                worker.attach(inputs=(arena, [[TensorSpec(torch.uint8, (4096,), (1,))]]))
+            finally:
+                worker.close()
+            return ""
+        except (LaunchError, WorkerFault) as error:
+            return str(error).splitlines()[0]
+        finally:
             arena.close()
 
     def open(self, task: Task) -> TaskJudge:

@@ -5,9 +5,10 @@ forked child could not use it); on a GPU a forked child does that itself, so the
 children is kept, and `Launcher.settle` waits for those that are still warming up before anything is timed.
 
 What a worker inherits (environment, descriptors, folders, guards) is decided here and in `worker.enter`.
-There are three kinds: ``kernel`` is locked in (see `sandbox`), ``model`` too, but may read what a model may
-need, and ``trusted`` is not: references, baselines, and (for the sake of the compilers' caches, which it
-shares) the whole model with kernels that have passed.
+There are four kinds: ``kernel`` is locked in (see `sandbox`), ``baseline`` is trusted but locked in just the
+same, so that the guards cost all that is compared with a kernel the same, ``model`` may read what a model may
+need, and ``trusted`` is not locked in: whole models, with kernels that have passed, too (for the sake of the
+compilers' caches).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ WARM_DEADLINE_S = 120.0
 LOG_HEAD, LOG_TAIL = 16_384, 49_152
 
 
-Kind = Literal["trusted", "kernel", "model"]
+Kind = Literal["trusted", "baseline", "kernel", "model"]
 
 
 class LaunchError(Exception):
@@ -291,15 +292,18 @@ class Launcher:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if kind == "trusted" or not self.guards:
             return scratch, shared, None
-        own, groups = kind == "kernel", list[str]()
+        own, groups = kind != "model", list[str]()
+        caches = [str(trusted_cache())] if kind == "baseline" else []
+        for folder in caches:
+            Path(folder).mkdir(parents=True, exist_ok=True)
         if "process limit" in self.guards:
             groups = sandbox.control_groups(f"autokernel-{os.getpid()}-{id(self)}-{name}")
             self._drop_groups()
         return scratch, shared, {
             "guards": [g for g in self.guards if own or g != "home"],
             "scratch": str(scratch),
-            "shared": [str(s) for s in shared],
-            "keep": [str(trusted_cache() / "triton")],
+            "shared": [*(str(s) for s in shared), *caches],
+            "keep": [str(trusted_cache() / "triton"), *caches],
             "groups": groups,
             "private_tmp": own,
         }  # fmt: skip

@@ -178,7 +178,9 @@ def _namespaces(attempt: _Try, spec: dict[str, Any]) -> None:
     if uid != 0:
         attempt("processes", own_users)
     attempt("shared memory", lambda: _unshare(CLONE_NEWIPC))
-    attempt("files", lambda: _unshare(CLONE_NEWNS | CLONE_NEWUTS))
+    for guard in ("files", "processes"):  # either changes mounts, and never those of the system
+        attempt(guard, lambda: _unshare(CLONE_NEWNS | CLONE_NEWUTS))
+        attempt(guard, lambda: _mount(None, "/", None, MS_REC | MS_PRIVATE))
     attempt("network", lambda: _unshare(CLONE_NEWNET))
     if "processes" in attempt.wanted and "processes" not in attempt.failed:
         attempt("processes", lambda: _unshare(CLONE_NEWPID))
@@ -234,7 +236,6 @@ def _inside(attempt: _Try, spec: dict[str, Any]) -> None:
     """Mounts, limits, privileges; the mounts first, since they need what is dropped last."""
     with contextlib.suppress(OSError):
         _write("/proc/self/oom_score_adj", "1000")
-    attempt("files", lambda: _mount(None, "/", None, MS_REC | MS_PRIVATE))
     attempt("processes", _own_proc)
     if "files" in attempt.wanted and "files" not in attempt.failed:
         _own_files(attempt, spec)
@@ -435,15 +436,22 @@ def _prctl(option: int, argument: int) -> None:
         raise _error()
 
 
+_own_mounts = False
+
+
 def _unshare(flags: int) -> None:
+    global _own_mounts
     if _libc.unshare(flags):
         raise _error()
+    _own_mounts = _own_mounts or bool(flags & CLONE_NEWNS)
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:
     def text(value: str | None) -> bytes | None:
         return None if value is None else os.fsencode(value)
 
+    if not _own_mounts:
+        raise OSError(0, f"mounting {target} without a mount namespace of one's own")
     if _libc.mount(text(source), text(target), text(kind), ctypes.c_ulong(flags), text(data)):
         error = _error()
         raise OSError(error.errno, f"mounting {target}: {error.strerror}")

@@ -177,7 +177,7 @@ def paired(
     before = {"a": a.run(inputs), "b": b.run(inputs)}
     for worker in (a, b):
         worker.prepare()
-    rounds = clock.interleave([_Arm("a", a), _Arm("b", b)], pairs, pause_s=clock.pause_for(a.device))
+    rounds = clock.interleave([_Arm("a", a), _Arm("b", b)], pairs, device=a.device)
     drift = {name: _drift(worker, before[name]) for name, worker in (("a", a), ("b", b))}
     times = {name: rounds.times_s(name) for name in ("a", "b")}
     return PairedResult(

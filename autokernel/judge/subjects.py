@@ -1,7 +1,7 @@
 """What a worker can load and call: the four kinds of subject.
 
-``{"kind": "reference", "path"}``            Model of a reference.py, eager
-``{"kind": "reference-compiled", "path"}``   torch.compile of it
+``{"kind": "reference", "source" or "path"}``  Model of a reference.py, eager
+``{"kind": "reference-compiled", ...}``        torch.compile of it
 ``{"kind": "kernel", "name", "source", "activations"}``  a kernel.py, by its text; the first so many inputs
                                               are activations; with ``compiler``, a rewrite may be compiled
 ``{"kind": "factory", "module", "function", "args"}``  module.function(args) -> a callable on the inputs
@@ -93,22 +93,26 @@ class KernelSubject(Subject):
 
 def load_subject(spec: Spec, device: torch.device) -> Subject:
     kind = spec["kind"]
-    if kind == "reference":
-        return Subject(load_reference(Path(spec["path"]), device))
-    if kind == "reference-compiled":
-        model = load_reference(Path(spec["path"]), device)
-        return Subject(torch.compile(model, dynamic=False))
+    if kind in ("reference", "reference-compiled"):
+        path = Path(spec["path"]) if "path" in spec else _written("reference", spec["source"])
+        model = load_reference(path, device)
+        return Subject(model if kind == "reference" else torch.compile(model, dynamic=False))
     if kind == "kernel":
         from autokernel.backends import load_kernel
 
-        path = Path(f"{spec['name']}.py").resolve()  # in the scratch folder: nothing else need be readable
-        path.write_text(spec["source"], encoding="utf-8", errors="surrogateescape", newline="")
-        loaded = load_kernel(path)
+        loaded = load_kernel(_written(spec["name"], spec["source"]))
         return KernelSubject(loaded, spec["activations"], compiler=spec.get("compiler", False))
     if kind == "factory":
         make = getattr(importlib.import_module(spec["module"]), spec["function"])
         return Subject(make(spec.get("args", {})))
     raise ValueError(f"unknown kind of subject {kind!r}")
+
+
+def _written(name: str, source: str) -> Path:
+    """``source`` as a file in the scratch folder, where the worker is: nothing else need be readable."""
+    path = Path(f"{name}.py").resolve()
+    path.write_text(source, encoding="utf-8", errors="surrogateescape", newline="")
+    return path
 
 
 def tensors_of(result: Any, *, strict: bool) -> list[Tensor]:

@@ -112,8 +112,11 @@ class TaskJudge:
         return slot_count(self.device, bytes_per_call, estimate_s)
 
     def _start_baselines(self) -> None:
-        """One trusted worker holds eager and compiled; a compiled one that fails or is wrong is left out."""
-        worker = Worker(self.launcher, kind="trusted", allow_tf32=self.task.allow_tf32)
+        """One trusted worker holds eager and compiled; a compiled one that fails or is wrong is left out.
+
+        It is locked in as a candidate is: what that costs in time, all arms pay.
+        """
+        worker = Worker(self.launcher, kind="baseline", allow_tf32=self.task.allow_tf32)
         self._baseline = worker
         buffers = self._output_buffers("baseline")
         buffers.attach(worker, self.inputs)
@@ -123,13 +126,12 @@ class TaskJudge:
             for slot in range(self.inputs.count):
                 self.inputs.write(slot, cases[slot % 2].inputs)
             self.inputs.arena.sync()
-        path = str(self.task.dir / "reference.py")
         graph = self.graph
         for name, (kind, number) in SUBJECTS.items():
             if name in self.baseline_failures:
                 continue
             try:
-                worker.load(number, {"kind": kind, "path": path})
+                worker.load(number, self._reference_spec(kind))
                 worker.run(number, [0], first=True)
                 with self.owner.preparing:
                     result = self.maker.check(cases[0], buffers.outputs(0), worst_e0(cases))
@@ -175,7 +177,7 @@ class TaskJudge:
                 [*arms, *twins, *again],
                 CALIBRATION_ROUNDS,
                 buffers=self.inputs.count,
-                pause_s=clock.pause_for(self.device),
+                device=self.device,
             )
         except WorkerFault as fault:
             raise TaskError(f"a baseline failed while being timed: {fault.reason}") from fault
@@ -185,11 +187,15 @@ class TaskJudge:
 
     def _twin(self, name: str) -> WorkerArm:
         """Eager once more, in a process of its own."""
-        worker = Worker(self.launcher, kind="trusted", allow_tf32=self.task.allow_tf32)
-        worker.load(0, {"kind": "reference", "path": str(self.task.dir / "reference.py")})
+        worker = Worker(self.launcher, kind="baseline", allow_tf32=self.task.allow_tf32)
+        worker.load(0, self._reference_spec("reference"))
         worker.attach((self.inputs.arena, self.inputs.slots))
         worker.prepare(0, range(self.inputs.count), graph=self.graph)
         return WorkerArm(name, worker, 0)
+
+    def _reference_spec(self, kind: str) -> dict[str, Any]:
+        path = self.task.dir / "reference.py"
+        return {"kind": kind, "source": path.read_text(encoding="utf-8")}
 
     # -- used by the stages --------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ have done so, it starts itself again and leaves the compiler out (``lean``).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -25,9 +26,13 @@ if hasattr(os, "sched_setaffinity"):  # a bound judge must not confine us to its
 
 from autokernel.judge import sandbox, worker
 
+PR_SET_CHILD_SUBREAPER = 36
+
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # a container may have nobody else who reaps
     wake_r, wake_w = os.pipe()
     for fd in (wake_r, wake_w):
         os.set_blocking(fd, False)

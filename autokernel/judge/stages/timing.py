@@ -157,7 +157,7 @@ def _measure(trial: Trial, arms: list[WorkerArm], calls: dict[str, int], rounds:
         buffers=inputs.count,
         after=check,
         between=deal,
-        pause_s=clock.pause_for(trial.task_judge.device),
+        device=trial.task_judge.device,
     )
     for slot in range(inputs.count):
         if name := inputs.changed_input(slot, cases[contents[slot]].inputs):

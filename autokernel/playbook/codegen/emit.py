@@ -217,6 +217,7 @@ class Fragment:
 
     constants: list[tuple[str, object]] = field(default_factory=list)
     space: dict[str, list] = field(default_factory=dict)
+    fits: list[str] = field(default_factory=list)
     helpers: dict[str, str] = field(default_factory=dict)
     code: list[str] = field(default_factory=list)
     function: list[str] = field(default_factory=list)
@@ -249,6 +250,8 @@ def file_text(
         space.update({name: values for name, values in fragment.space.items() if len(values) > 1})
     if space:
         lines.append("SPACE = {" + ", ".join(f'"{name}": {values}' for name, values in space.items()) + "}")
+        if fits := [text for fragment in fragments for text in fragment.fits]:
+            lines.append(f'SPACE_FITS = "{" and ".join(fits)}"')
     helpers: dict[str, str] = {}
     for fragment in fragments:
         helpers.update(fragment.helpers)

@@ -165,6 +165,25 @@ def _tile(groups: Sequence[Group], dtype: torch.dtype) -> dict[str, int]:
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": warps, "num_stages": stages}
 
 
+SHARED_MEMORY = 227 << 10
+"""Bytes that a program may have on an H100 or H200, where no other device is at hand to ask."""
+ACCUMULATOR_REGISTERS = 160
+"""Per thread, of 255; with more for the accumulators alone they spill, and compile for many seconds."""
+
+
+def _fits(accumulators: int, dtype: torch.dtype, suffix: str) -> list[str]:
+    """Which points of the SPACE a device has the shared memory and the registers for."""
+    limit = SHARED_MEMORY
+    if torch.cuda.is_available():
+        limit = getattr(torch.cuda.get_device_properties(), "shared_memory_per_block_optin", limit)
+    m, n, k = (f"BLOCK_{axis}{suffix}" for axis in "MNK")
+    weights = n if accumulators == 1 else f"{accumulators} * {n}"
+    return [
+        f"num_stages{suffix} * {k} * ({m} + {weights}) * {dtype.itemsize} <= {limit}",
+        f"{m} * {weights} <= {32 * ACCUMULATOR_REGISTERS} * num_warps{suffix}",
+    ]
+
+
 def fragment(
     groups: Sequence[Group], entry: str, suffix: str, allow_tf32: bool
 ) -> tuple[emit.Fragment, list[fx.Node]]:
@@ -225,6 +244,7 @@ def fragment(
         "num_warps": [4, 8], "num_stages": [2, 3, 4],
     }  # fmt: skip
     out.space = {f"{name}{suffix}": values for name, values in space.items()}
+    out.fits = _fits(max(len(g.linears) for g in groups), dtype, suffix)
     out.function = _entry(groups, entry, suffix, inputs, names, outs, everything, grids)
     return out, inputs
 

@@ -33,6 +33,9 @@ SPACE = {
     "num_warps": [4, 8],
     "num_stages": [2, 3, 4],
 }
+SPACE_FITS = (
+    "num_stages * BLOCK_K * (BLOCK_M + BLOCK_N) * 2 <= 232448 and BLOCK_M * BLOCK_N <= 5120 * num_warps"
+)
 
 
 @triton.jit
