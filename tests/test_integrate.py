@@ -10,9 +10,12 @@ import torch
 from small_models import graphs_of, small
 from test_strategies import context_of
 from torch import nn
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
 
 import autokernel
 from autokernel.backends.packing import adjacent, merge_in_place, merge_rows, pad_rows
+from autokernel.capture.graph import capture
 from autokernel.errors import UsageError
 from autokernel.integrate.artifact import open_artifact, write_artifact
 from autokernel.integrate.loaded import loaded_call, unload
@@ -275,9 +278,8 @@ def test_packs_are_static_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return found
 
     monkeypatch.setattr(compile_fx, "get_static_input_idxs", counting)
-    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)  # a hit would not ask
     loaded, run = artifact_of("llama", tmp_path, "inductor")
-    with torch.no_grad():
+    with torch.no_grad(), functorch_config.patch(enable_autograd_cache=False):  # a hit would not ask
         torch.compile(loaded.model)(*loaded.args)
         plain = counts.pop()
         autokernel.load(run, quiet=True)(loaded.model)(*loaded.args)
@@ -322,3 +324,55 @@ def test_a_kernel_gets_aligned_inputs_in_a_model(tmp_path: Path) -> None:
     for start in range(4):
         view = buffer[start : start + 4]
         assert torch.equal(kernel.function(view), view * 2)
+
+
+class Vocabulary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.head = nn.Linear(40, 96), nn.Linear(96, 251, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.up(x)))
+
+
+PADDED = """
+import torch.nn.functional as F
+from autokernel.backends.packing import pad_rows
+BACKEND = "torch"
+
+def prepack(weight):
+    return (pad_rows(weight, 5),)
+
+def kernel_fn(x, weight):
+    return F.linear(x, weight)[..., :251]
+"""
+
+
+@pytest.mark.parametrize("executor", ["plain", "inductor"])
+def test_packs_have_the_sizes_they_have(
+    executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pack is no input that Dynamo knows: its sizes must not become symbols that nothing can guard."""
+    import torch._inductor.compile_fx as compile_fx
+
+    seen: list[bool] = []
+    original = compile_fx.fx_codegen_and_compile
+
+    def looking(gm, inputs, *args, **kwargs):
+        seen.append(any(isinstance(s, torch.SymInt) for x in inputs for s in getattr(x, "shape", ())))
+        return original(gm, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(compile_fx, "fx_codegen_and_compile", looking)
+    model, x = Vocabulary().eval(), torch.randn(7, 40)
+    (graph,) = capture(model, (x,))
+    (region,) = [r for r in partition(graph).regions if r.family == "linear" and "head" in r.module_paths[0]]
+    context, source = context_of(region), tmp_path / "padded.py"
+    source.write_text(PADDED)
+    write_artifact(tmp_path / "run" / "optimized", [(context.task, source)], executor, {}, {})
+    with torch.no_grad():
+        expected = model(x).clone()
+    loaded = autokernel.load(tmp_path / "run", quiet=True)(model)
+    with inductor_config.patch(force_disable_caches=True):  # a hit would not compile
+        close(loaded, (x,), expected)
+    assert loaded_call(loaded).engagement.sites == {context.task.name: 1}
+    assert not any(seen) and len(seen) == (executor == "inductor")

@@ -18,7 +18,7 @@ from torch._dynamo.backends import registry
 
 from autokernel.capture.graph import Graph, storages, written_storages
 from autokernel.integrate.artifact import Artifact, open_artifact
-from autokernel.integrate.executors import EXECUTORS, UNCAPTURED
+from autokernel.integrate.executors import EXECUTORS, UNCAPTURED, fixed_sizes
 from autokernel.integrate.rewrite import Pack, rewrite
 
 
@@ -53,9 +53,11 @@ def compile_graph(
         return EXECUTORS[name](gm, example_inputs, static_positions(graph))
     rewritten = rewrite(graph, artifact.kernels)
     artifact.engagement.add(graph, rewritten.engaged)
+    held = fixed_sizes(rewritten.pack_tensors)
     inputs = [*example_inputs, *rewritten.pack_tensors]
     static = static_positions(graph) | set(range(len(example_inputs), len(inputs)))
     compiled = EXECUTORS[_executor(graph, executor or artifact.executor)](rewritten.gm, inputs, static)
+    del held
     if not rewritten.packs:
         return compiled
     return _with_packs(compiled, rewritten.packs)

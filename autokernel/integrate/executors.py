@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 Compiled = Callable[..., Any]
 
@@ -59,6 +59,18 @@ def executors_for(device: str, compiler: bool) -> list[str]:
     if device.startswith("cuda"):
         return ["inductor-cudagraphs", "inductor-one-graph", "plain-cudagraph"]
     return ["inductor", "plain"] if compiler else ["plain"]
+
+
+def fixed_sizes(packs: Sequence[Tensor]) -> list[Tensor]:
+    """Fake tensors for what is no input of Dynamo's own, of the sizes it has; keep them until it is compiled.
+
+    Left to AOTAutograd the sizes would be symbols: the code would be compiled for any size, and a guard on
+    such a symbol can't be written down.  Dynamo's fake mode remembers these for as long as they live.
+    """
+    from torch._guards import detect_fake_mode
+
+    fake_mode = detect_fake_mode()
+    return [] if fake_mode is None else [fake_mode.from_tensor(p, static_shapes=True) for p in packs]
 
 
 def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], patches: dict[str, Any]) -> Compiled:
