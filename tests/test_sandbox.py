@@ -63,6 +63,12 @@ DENIED: dict[str, tuple[str, str, str]] = {
     "kernel setting": (
         "files", "found = open('/proc/sys/kernel/hostname', 'w').write('x')", "Read-only|Permission",
     ),
+    "memory of the process above": (
+        "processes", "found = open('/proc/1/mem', 'r+b')", "Permission|Read-only",
+    ),
+    "the system's bus": (
+        "processes", "found = open('/proc/bus/input/devices', 'a')", "Read-only|Permission|No such",
+    ),
     "disks": (
         "files", "found = [d for d in os.listdir('/dev') if d[:2] in ('sd', 'vd', 'xv')]", r"found \[\]",
     ),
@@ -109,6 +115,13 @@ def test_the_home_folder_is_empty_and_no_key_is_in_the_environment(norm: TaskJud
 def test_it_sees_its_own_arenas_only(norm: TaskJudge, tmp_path: Path) -> None:
     reason = attempt(norm, tmp_path, "found = [len(f) for _, d, f in os.walk('/dev/shm') if f]")
     assert "found [2]" in reason or "found []" in reason, reason  # inputs and outputs
+
+
+@needs("processes", "files")
+def test_its_own_entries_in_proc_can_be_written(norm: TaskJudge, tmp_path: Path) -> None:
+    """As CUDA does when it starts."""
+    found = attempt(norm, tmp_path, "found = open('/proc/self/comm', 'w').write('worker')")
+    assert found.endswith("found 6"), found
 
 
 @needs("process limit", "processes")

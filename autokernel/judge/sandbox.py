@@ -3,7 +3,7 @@
     namespaces   of its own for users, processes, mounts, network and System V IPC
     files        everything read-only; the home folder empty but for Python and this package; private, bounded
                  /tmp, /dev/shm and scratch folder
-    /proc        its own: no other process can be seen, signalled or read
+    /proc        its own: no other process can be seen, signalled or read; system settings are read-only
     privileges   no capability, no way to gain one, no system call that mounts, traces or opens a socket
     limits       processes, memory, size of a file; first to go when memory runs out
 
@@ -49,6 +49,7 @@ CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x1000_0000, 0x2000_0000, 0x4000_000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 AT_RECURSIVE, MOUNT_ATTR_RDONLY, SYS_MOUNT_SETATTR = 0x8000, 1, 442
+PR_SET_DUMPABLE = 4
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 
@@ -201,6 +202,7 @@ def _become_inner() -> None:
         os.close(status_w)
         return
     _close_all_but(status_w)
+    _prctl(PR_SET_DUMPABLE, 0)  # its memory is not the worker's to write
     while True:  # process 1 of the namespace: when it ends, all that is left in there is killed
         pid, status = os.wait()
         if pid == inner:
@@ -237,8 +239,9 @@ def _inside(attempt: _Try, spec: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         _write("/proc/self/oom_score_adj", "1000")
     attempt("processes", _own_proc)
+    own_proc = "processes" in attempt.wanted and "processes" not in attempt.failed
     if "files" in attempt.wanted and "files" not in attempt.failed:
-        _own_files(attempt, spec)
+        _own_files(attempt, spec, own_proc=own_proc)
     limit = int(MEMORY_SHARE * _memory_bytes())
     attempt("memory limit", lambda: _limit(resource.RLIMIT_DATA, limit))
     attempt("disk limit", lambda: _limit(resource.RLIMIT_FSIZE, MAX_FILE_BYTES))
@@ -251,9 +254,13 @@ def _inside(attempt: _Try, spec: dict[str, Any]) -> None:
 
 def _own_proc() -> None:
     _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    for name in ("sys", "sysrq-trigger", "irq", "bus", "fs"):  # what is the whole system's
+        if os.path.exists(f"/proc/{name}"):
+            _bind(f"/proc/{name}", f"/proc/{name}")
+            _mount_attributes(f"/proc/{name}", 0, MOUNT_ATTR_RDONLY, 0)
 
 
-def _own_files(attempt: _Try, spec: dict[str, Any]) -> None:
+def _own_files(attempt: _Try, spec: dict[str, Any], *, own_proc: bool) -> None:
     scratch, here = spec["scratch"], os.getcwd()
     shared = {folder: os.open(folder, os.O_PATH) for folder in spec["shared"]}
     home = os.path.expanduser("~")
@@ -281,6 +288,8 @@ def _own_files(attempt: _Try, spec: dict[str, Any]) -> None:
             _read_only("/")
             for folder in (scratch, *layer):
                 _mount_attributes(folder, 0, 0, MOUNT_ATTR_RDONLY)
+        if own_proc:  # CUDA does not start where a process can't write its own entries
+            _mount_attributes("/proc", 0, 0, MOUNT_ATTR_RDONLY)
         if os.path.isdir("/dev/shm"):
             _tmpfs("/dev/shm", f"size={MAX_FILE_BYTES},mode=1777")
         for folder, fd in shared.items():
