@@ -15,6 +15,7 @@ from autokernel.cli import go_on_command, main
 from autokernel.errors import UsageError
 from autokernel.optimize import parse_budget
 from autokernel.records import COLUMNS, Experiment
+from autokernel.report.summary import summarize
 from autokernel.results import Journal
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -322,10 +323,22 @@ def test_report_shows_every_fact(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert code == 0 and err == ""
     for fact in (
         "compile-freezing (best baseline)", "2.900 ms", "no g++", "1.45×", "1.420 – 1.480", "2.00×",
+        "2.000× compile (1.900 – 2.100)",
         "01-attention-aa", "in the model", "1.25×", "evicted", "0.97x with it", "1.450× the best baseline",
     ):  # fmt: skip
         assert fact in out, fact
     assert call(capsys, "report", str(tmp_path / "results.tsv"))[1] == out
+
+
+def test_an_interval_stands_beside_the_ratio_it_is_of() -> None:
+    row = Experiment(
+        0, "nano", "norm", task="01-norm", status="keep", backend="triton", candidate="a", latency_us=5.0,
+        speedup_vs_pytorch=7.0, speedup_vs_compile=2.4, speedup_vs_best_baseline=2.4, ci_low=2.3, ci_high=2.5,
+    )  # fmt: skip
+    child = replace(row, candidate="b", speedup_vs_parent=1.3, ci_low=1.29, ci_high=1.31)
+    (first,), (second,) = summarize([row]).kernels, summarize([row, child]).kernels
+    assert (first.decided, first.rival, first.ci_low, first.ci_high) == (2.4, "compile", 2.3, 2.5)
+    assert (second.decided, second.rival, second.ci_low, second.ci_high) == (1.3, "its parent", 1.29, 1.31)
 
 
 def test_nothing_helped_is_said_plainly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

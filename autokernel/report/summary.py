@@ -34,7 +34,8 @@ class Baseline:
 @dataclass(slots=True)
 class KernelLine:
     """One task.  Speed-ups are of the region by itself; ``contribution`` is the whole model's time without
-    this kernel over its time with it (from the leave-one-out row)."""
+    this kernel over its time with it (from the leave-one-out row).  The interval is that of the comparison
+    which decided, ``decided`` times faster than ``rival`` (the kernel's parent, else the best baseline)."""
 
     task: str
     family: str
@@ -44,6 +45,8 @@ class KernelLine:
     latency_us: float | None = None
     speedup_vs_eager: float | None = None
     speedup_vs_compile: float | None = None
+    decided: float | None = None
+    rival: str = ""
     ci_low: float | None = None
     ci_high: float | None = None
     attempts: int = 0
@@ -173,6 +176,10 @@ def _kernel(task: str, rows: Sequence[Experiment], ours: Sequence[Experiment]) -
     line.latency_us = best.latency_us
     line.speedup_vs_eager, line.speedup_vs_compile = best.speedup_vs_pytorch, best.speedup_vs_compile
     line.ci_low, line.ci_high = best.ci_low, best.ci_high
+    line.decided, line.rival = best.speedup_vs_parent, "its parent"
+    if line.decided is None:
+        line.decided = best.speedup_vs_best_baseline
+        line.rival = "compile" if line.decided == best.speedup_vs_compile else "eager"
     left_out = [r for r in ours if r.parent == best.candidate]
     if inside:
         line.outcome = IN

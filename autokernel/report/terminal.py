@@ -93,13 +93,16 @@ def _kernel_table(summary: Summary) -> Table:
         "latency",
         "vs eager",
         "vs compile",
-        "95 % interval",
+        "decided by (95 %)",
         "outcome",
         "gives",
     )
     for line in summary.kernels:
         best = "/".join(t for t in (line.backend, line.strategy) if t)
-        interval = f"{_number(line.ci_low)} – {_number(line.ci_high)}" if line.ci_low is not None else "-"
+        decision = "-"
+        if line.decided is not None and line.ci_low is not None:
+            interval = f"{_number(line.ci_low)} – {_number(line.ci_high)}"
+            decision = f"{_number(line.decided)}× {line.rival} ({interval})"
         style = "green" if line.outcome == IN else "yellow" if line.outcome == EVICTED else "dim"
         grid.add_row(
             line.task,
@@ -108,7 +111,7 @@ def _kernel_table(summary: Summary) -> Table:
             latency(line.latency_us),
             times(line.speedup_vs_eager),
             times(line.speedup_vs_compile),
-            interval,
+            decision,
             line.outcome,
             times(line.contribution),
             style=style,
