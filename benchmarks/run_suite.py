@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -67,6 +68,17 @@ def run(name: str, out: Path, runs: Path, arguments: argparse.Namespace) -> None
     if (runs / name / "optimized").exists():
         shutil.copytree(runs / name / "optimized", folder / "optimized", dirs_exist_ok=True)
     (folder / "seconds.txt").write_text(f"{seconds:.0f}\n", encoding="utf-8")
+    without_paths(folder, runs)
+
+
+def without_paths(folder: Path, runs: Path) -> None:
+    """Where things lie on this machine is nobody's business, and different on the next."""
+    for file in folder.iterdir():
+        if file.suffix in (".txt", ".tsv", ".md", ".json"):
+            text = file.read_text(encoding="utf-8").replace(f"{runs}/", "runs/").replace(f"{ROOT}/", "")
+            text = re.sub(r"/[^\s\"']*/(?:site|dist)-packages/", "", text)
+            text = re.sub(r"/[^\s\"']*/autokernel-[a-z0-9_]+/", "", text)
+            file.write_text(text, encoding="utf-8")
 
 
 def table(out: Path) -> str:
