@@ -206,6 +206,8 @@ def optimize(
         raise typer.Exit(130) from None
     if not _emit({"run": str(path), **summary.to_json()}, as_json, json_out):
         print_summary(summary, console())
+        if summary.improved and (path / "optimized" / "manifest.json").exists():
+            print(f'Load it: model = autokernel.load("{path}")(model)')
     _last_line(path, as_json)
 
 

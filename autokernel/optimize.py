@@ -108,6 +108,7 @@ def _provider(options: Options) -> Provider | None:
 def _run(session: Session, options: Options, provider: Provider | None) -> None:
     from autokernel import hardware
     from autokernel.integrate.endtoend import EndToEnd, KeptKernel
+    from autokernel.integrate.selection import counted
     from autokernel.judge import Judge
 
     started = time.monotonic()
@@ -174,7 +175,7 @@ def _run(session: Session, options: Options, provider: Provider | None) -> None:
             )
             for task, row in entrants
         ]
-        with working(f"Trying {len(kernels)} kernels in the whole model …", out):
+        with working(f"Trying {counted(kernels, 'kernel')} in the whole model …", out):
             whole_model().select(kernels)
 
 

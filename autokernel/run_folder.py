@@ -7,6 +7,7 @@ up in one table.  What may change between commands (``--budget``, ``--top``, ``-
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import json
@@ -69,9 +70,11 @@ class RunFolder:
         self.path = path
         self.name = path.name or path.resolve().name
         self._lock: IO[str] | None = None
+        self._new = False
         try:
             if fresh and path.exists():
                 self._move_aside()
+            self._new = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             self._check_content()
             self._take_lock()
@@ -185,9 +188,16 @@ class RunFolder:
         return Journal(self.path / FILE_NAME)
 
     def close(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        if self._lock is None:
+            return
+        with contextlib.suppress(
+            OSError
+        ):  # a command that failed before it had anything to write leaves nothing
+            if self._new and not self._entries():
+                (self.path / LOCK).unlink()
+                self.path.rmdir()
+        self._lock.close()
+        self._lock = None
 
     def __enter__(self) -> RunFolder:
         return self

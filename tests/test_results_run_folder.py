@@ -119,3 +119,16 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
 )
 def test_run_stem(model: str, stem: str) -> None:
     assert run_stem(model) == stem
+
+
+def test_a_command_that_wrote_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "a"
+    RunFolder(path).close()
+    assert not path.exists()
+    path.mkdir(parents=True)
+    RunFolder(path).close()
+    assert path.is_dir()  # it was there before
+    folder = RunFolder(tmp_path / "b")
+    (folder.path / "run.json").write_text("{}")
+    folder.close()
+    assert (tmp_path / "b" / "run.json").exists()
