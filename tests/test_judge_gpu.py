@@ -127,9 +127,9 @@ def test_the_judges_clock_bears_out_an_honest_claim(norm: TaskJudge, tmp_path: P
     outputs = norm.candidate_outputs
     worker = norm.start_kernel(write_kernel(tmp_path, LIBRARY), outputs)
     norm.ready(worker, 0)
-    candidate = WorkerArm("candidate", worker, 0, collects=True)
+    candidate = WorkerArm("candidate", worker, 0, outputs=outputs)
     norm.launcher.settle()
-    arms = [*norm.baseline_arms(collects=True), candidate]
+    arms = [*norm.baseline_arms(collect=True), candidate]
     rounds = clock.interleave(arms, 40, buffers=norm.inputs.count, device=norm.device)
     over = {
         name: 1e6 * statistics.median(s.gated_s - s.claimed_s for s in samples)

@@ -110,13 +110,13 @@ def test_interleave_pairs_every_round_in_random_order() -> None:
     arms, checked, dealt = [FakeArm(n, log) for n in "abc"], [], []
     rounds = clock.interleave(
         arms, 20, buffers=4,
-        after=lambda arm, start: checked.append((arm.name, start)),
-        between=lambda: dealt.append(len(log)),
+        before_round=lambda: dealt.append(len(log)),
+        after_round=lambda: checked.append(len(log)),
         pause_s=0, rng=random.Random(0),
     )  # fmt: skip
     assert all(len(rounds.samples[n]) == 20 for n in "abc")
-    assert len(dealt) == 4 and len(checked) == 60
-    per_round = [checked[i : i + 3] for i in range(0, 60, 3)]
+    assert dealt == [3 * i for i in range(21)] and checked == [3 * i for i in range(1, 22)]  # one to warm up
+    per_round = [log[i : i + 3] for i in range(0, 63, 3)]
     assert all({n for n, _ in r} == set("abc") and len({s for _, s in r}) == 1 for r in per_round)
     assert len({tuple(n for n, _ in r) for r in per_round}) > 3
     assert rounds.median_us("a") == pytest.approx(100)

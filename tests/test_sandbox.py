@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -233,3 +234,42 @@ def test_guards_work_without_one_another(tmp_path: Path, left_out: set[str]) -> 
     )
     assert (run.stdout, run.returncode) == ("inside True\n", 0), run.stderr
     assert Path("/proc/mounts").read_text() == before
+
+
+@needs("files", "home")
+def test_a_scratch_folder_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with TMPDIR=~/tmp."""
+    (tmp_path / "home" / "tmp").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    task = rms_task(tmp_path / "task")
+    with Judge("cpu", scratch=tmp_path / "home" / "tmp") as judge, judge.open(task) as opened:
+        good = "import torch\ndef kernel_fn(x, weight):\n"
+        good += "    return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, 1e-5)\n"
+        assert opened.judge(write_kernel(tmp_path, good)).correct
+
+
+@needs("files")
+def test_a_package_in_tmp_is_found_and_can_not_be_written(tmp_path: Path) -> None:
+    """/tmp is private, but this package, or Python, may be installed in it."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        (folder / "lazily.py").write_text("")
+        (folder / "scratch").mkdir()
+        guards = [g for g in sandbox.GUARDS if g not in {*MISSING, "process limit"}]
+        spec = {
+            "guards": guards, "scratch": str(folder / "scratch"), "shared": [], "keep": [], "groups": [],
+            "private_tmp": True,
+        }  # fmt: skip
+        code = (
+            f"import sys; sys.path[:0] = [{str(Path(sandbox.__file__).parent)!r}, {str(folder)!r}]\n"
+            f"import os, sandbox\nsandbox.enter({spec!r})\nimport lazily\n"
+            f"print(sorted(os.listdir('/tmp')))\nopen('/tmp/own', 'w').close()\n"
+            f"open({str(folder / 'other')!r}, 'w')"
+        )
+        run = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert run.stdout == f"['{folder.name}']\n" and "Read-only" in run.stderr, run.stderr
+        assert not Path("/tmp/own").exists()
+    finally:
+        shutil.rmtree(folder)

@@ -21,25 +21,26 @@ from autokernel.judge.layout import TensorSpec, fill, pack_specs, raw
 from autokernel.judge.protocol import Flag, OutputRecord
 from autokernel.records import INPUT_ALIGNMENT, Task
 
-CPU_SLOTS = 4
 BUDGET = {"cpu": 512 << 20, "cuda": 4 << 30}
-MAX_SLOTS = 128
+MAX_SLOTS = {"cpu": 512, "cuda": 128}
 PATTERNS = (0xFF, 0x7B)
 """Bytes that memory is poisoned with: NaN in every float dtype, and a large finite number."""
 
 
 def slot_count(device: torch.device, bytes_per_call: int, estimate_s: float) -> int:
-    """How many distinct input sets to rotate over.
+    """How many distinct input sets there are, one for each call of a sample.
 
-    On a GPU, calls short enough to be helped by a warm L2 rotate over at least 3 x L2 of buffers.
+    On a CPU as many as make a sample long enough to be measured. On a GPU, calls short enough to be helped by
+    a warm L2 have at least 3 x L2 of buffers.
     """
     room = max(1, BUDGET[device.type] // max(bytes_per_call, 1))
     if device.type == "cpu":
-        return min(CPU_SLOTS, room)
+        wanted = max(2, math.ceil(MIN_SAMPLE_S["cpu"] / max(estimate_s, 1e-7)))
+        return min(wanted, MAX_SLOTS["cpu"], room)
     if estimate_s >= MIN_SAMPLE_S["cuda"]:
         return min(2, room)
     wanted = max(MIN_GRAPH_CALLS, math.ceil(3 * l2_bytes(device) / max(bytes_per_call, 1)))
-    return max(1, min(wanted, MAX_SLOTS, room))
+    return max(1, min(wanted, MAX_SLOTS["cuda"], room))
 
 
 class InputBuffers:

@@ -93,6 +93,14 @@ class CaseMaker:
         self._learn(case)
         return case
 
+    def fresh_inputs(self) -> list[Tensor]:
+        """Inputs of a normal case, without its answers. Static inputs are the model's."""
+        return self.source.draw("normal", fresh_seed(), 1.0)
+
+    def case_of(self, kind: str, inputs: list[Tensor]) -> Case:
+        """The case that these inputs are (placed ones)."""
+        return self._evaluate(kind, 0, inputs)
+
     def _evaluate(self, kind: str, seed: int, inputs: list[Tensor]) -> Case:
         eager = self.eager(inputs)
         try:

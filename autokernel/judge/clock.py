@@ -2,7 +2,7 @@
 
 In the worker, `make_timer` prepares a list of calls on distinct input buffers and then yields samples:
 
-- CPU: the host clock around enough calls, rotating over the buffers, to last `MIN_SAMPLE_S`.
+- CPU: the host clock around one call per buffer, or around as many as it takes to last `MIN_SAMPLE_S`.
 - CUDA, `graph=True`: one CUDA graph of the calls over all buffers (so that launch overhead, which a
   whole-model graph removes, is no part of a kernel's time), replayed once per sample.
 - CUDA otherwise: device events around plain calls on an idle device, launch gaps included.
@@ -59,21 +59,33 @@ class Timer(Protocol):
 
 
 def make_timer(
-    targets: Sequence[Target], device: torch.device, *, min_sample_s: float | None = None, graph: bool = True
+    targets: Sequence[Target],
+    device: torch.device,
+    *,
+    min_sample_s: float | None = None,
+    graph: bool = True,
+    once: bool = False,
 ) -> Timer:
-    """A timer over ``targets``, warmed up. ``outputs`` will hold each buffer's most recent result."""
+    """A timer over ``targets``, warmed up. ``outputs`` will hold each buffer's most recent result.
+
+    ``once``: a sample is one call on each target, whatever it lasts, so that every result is kept (in a CUDA
+    graph more, where there are few targets).
+    """
     if device.type == "cuda":
-        return _cuda_timer(targets, device, min_sample_s or MIN_SAMPLE_S["cuda"], graph)
-    return HostTimer(targets, min_sample_s or MIN_SAMPLE_S["cpu"])
+        return _cuda_timer(targets, device, min_sample_s or MIN_SAMPLE_S["cuda"], graph, once)
+    return HostTimer(targets, min_sample_s or MIN_SAMPLE_S["cpu"], calls=len(targets) if once else None)
 
 
 class HostTimer:
     mode, note = "host", ""
 
-    def __init__(self, targets: Sequence[Target], min_sample_s: float) -> None:
-        self.targets, self.outputs, self.calls = targets, {}, 1
+    def __init__(self, targets: Sequence[Target], min_sample_s: float, calls: int | None = None) -> None:
+        self.targets, self.outputs, self.calls = targets, {}, calls or 1
         for start in range(WARMUP_CALLS):
             self.sample(start)
+        if calls is not None:
+            self.estimate_s = min(self.sample(i) for i in range(3)) / calls
+            return
         once = min(self.sample(i) for i in range(3))
         if once < min_sample_s:  # a single short call is measured badly: measure a few before deciding
             self.calls = max(1, min(MAX_CALLS, math.ceil(0.2 * min_sample_s / max(once, 1e-7))))
@@ -93,21 +105,23 @@ class HostTimer:
         return time.perf_counter() - begin
 
 
-def _cuda_timer(targets: Sequence[Target], device: torch.device, min_sample_s: float, graph: bool) -> Timer:
+def _cuda_timer(
+    targets: Sequence[Target], device: torch.device, min_sample_s: float, graph: bool, once: bool
+) -> Timer:
     plain = EventTimer(targets, device, 1)
     for start in range(WARMUP_CALLS):
         plain.sample(start)
-    once = statistics.median(plain.sample(i) for i in range(3))
+    call_s, n = statistics.median(plain.sample(i) for i in range(3)), len(targets)
     if not graph:
-        plain.calls, plain.estimate_s = max(1, math.ceil(min_sample_s / max(once, 1e-7))), once
+        plain.calls = n if once else max(1, math.ceil(min_sample_s / max(call_s, 1e-7)))
+        plain.estimate_s = call_s
         return plain
-    n = len(targets)
-    calls = n if once > min_sample_s else n * max(1, math.ceil(MIN_GRAPH_CALLS / n))
+    calls = n if call_s > min_sample_s else n * max(1, math.ceil(MIN_GRAPH_CALLS / n))
     try:
         timer = GraphTimer(targets, device, calls)
     except RuntimeError as error:
         torch.cuda.synchronize(device)
-        plain.calls, plain.estimate_s = calls, once
+        plain.calls, plain.estimate_s = calls, call_s
         plain.note = f"no CUDA graph: {str(error).splitlines()[0][:200]}"
         return plain
     return timer
@@ -241,41 +255,38 @@ PAUSE_S, QUIET_S = 0.002, 0.05
 
 GATE_NOISE_S = 1e-4
 
-BLOCK = 5
-"""Rounds between two calls of ``between`` (fresh contents in the buffers)."""
-
 
 def interleave(
     arms: Sequence[Arm],
     rounds: int,
     *,
     buffers: int = 1,
-    after: Callable[[Arm, int], None] | None = None,
-    between: Callable[[], None] | None = None,
+    before_round: Callable[[], None] | None = None,
+    after_round: Callable[[], None] | None = None,
     device: torch.device = CPU,
     pause_s: float | None = None,
     rng: random.Random | None = None,
 ) -> Rounds:
     """Time every arm once per round, in random order, for exactly ``rounds`` rounds.
 
-    ``after(arm, start)`` runs untimed behind each sample (checks its outputs), ``between()`` before each
-    block of rounds. All arms of a round start on the same buffer. ``pause_s``: see PAUSE_S, 0 on a GPU.
+    All arms of a round start on the same buffer.  ``before_round()`` and ``after_round()`` are not timed: new
+    contents, checks.  ``pause_s``: see PAUSE_S, 0 on a GPU.
     """
     rng = rng or random.SystemRandom()
     pause_s = (PAUSE_S if device.type == "cpu" else 0.0) if pause_s is None else pause_s
     result = Rounds({arm.name: [] for arm in arms})
     with _quiet(pause_s):
-        for i in range(rounds):
-            if between is not None and i % BLOCK == 0:
-                between()
-                for arm in arms:  # the first call after a pause is never typical
-                    arm.sample(0)
+        for number in range(-1, rounds):  # the first samples are never typical: one round does not count
+            if before_round is not None:
+                before_round()
             start = rng.randrange(buffers)
             for arm in rng.sample(list(arms), len(arms)):
                 _before_sample(device, pause_s)
-                result.samples[arm.name].append(arm.sample(start))
-                if after is not None:
-                    after(arm, start)
+                sample = arm.sample(start)
+                if number >= 0:
+                    result.samples[arm.name].append(sample)
+            if after_round is not None:
+                after_round()
     return result
 
 

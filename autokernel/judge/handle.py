@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,7 @@ STATUS_OF: dict[ReplyStatus, Status] = {
 DOING = {
     Op.SETUP: "starting", Op.LOAD: "loading", Op.ATTACH: "mapping its buffers", Op.RUN: "running",
     Op.REPACK: "packing its weights again", Op.PREPARE: "warming up", Op.TIME: "being timed",
-    Op.COLLECT: "handing over its outputs",
+    Op.COLLECT: "handing over its outputs", Op.PING: "waking up",
 }  # fmt: skip
 
 
@@ -72,7 +73,7 @@ class Worker:
     def __init__(self, launcher: Launcher, *, kind: Kind, allow_tf32: bool = False) -> None:
         self.launcher, self.deadlines = launcher, launcher.deadlines
         self.process = launcher.take(kind)
-        self.closed = False
+        self.closed, self._rests = False, False
         scratch, trusted = self.process.scratch, kind in ("trusted", "baseline")
         args = {
             "scratch": str(scratch),
@@ -92,6 +93,9 @@ class Worker:
     def call(self, op: Op, args: dict[str, Any], deadline_s: float) -> Exchange:
         if self.closed:
             raise WorkerFault("infra_error", "the worker has been closed")
+        if self._rests:
+            self.process.send_signal(signal.SIGCONT)
+            self._rests = False
         try:
             exchange = self.process.end.call(op, args, deadline_s)
         except DeadlineExpired:
@@ -161,9 +165,19 @@ class Worker:
         self.call(Op.REPACK, {"subject": subject}, self.deadlines.run_s)
 
     def prepare(
-        self, subject: int, slots: Sequence[int], *, graph: bool, min_sample_s: float | None = None
+        self,
+        subject: int,
+        slots: Sequence[int],
+        *,
+        graph: bool,
+        min_sample_s: float | None = None,
+        once: bool = False,
     ) -> Prepared:
-        args = {"subject": subject, "slots": list(slots), "graph": graph, "min_sample_s": min_sample_s}
+        """Warm the subject up and size its samples; ``once``: see `clock.make_timer`."""
+        args = {
+            "subject": subject, "slots": list(slots), "graph": graph, "min_sample_s": min_sample_s,
+            "once": once,
+        }  # fmt: skip
         reply = self.call(Op.PREPARE, args, self.deadlines.compile_s).reply
         calls, estimate_s, has_graph = self._doubles(reply, 3)
         return Prepared(int(calls), estimate_s, bool(has_graph), reply.text)
@@ -175,6 +189,15 @@ class Worker:
         exchange = self.call(Op.TIME, args, self.deadlines.run_s)
         seconds, calls = self._doubles(exchange.reply, 2)
         return Sample(seconds, exchange.gated_s, max(1, int(calls)))
+
+    def wake(self) -> None:
+        """Have it running, and its caches warm, before it is asked for something that counts."""
+        self.call(Op.PING, {}, self.deadlines.run_s)
+
+    def rest(self) -> None:
+        """Stop all its processes until the next call, so that none runs beside what others are timed at."""
+        self.process.send_signal(signal.SIGSTOP)
+        self._rests = True
 
     def collect(self, subject: int) -> dict[int, list[OutputRecord]]:
         """How the outputs of the latest sample look; handed over now unless they have been."""

@@ -166,6 +166,12 @@ class WorkerProcess:
             return f"signal {number}"
         return f"exit code {os.WEXITSTATUS(self.exit_status)}"
 
+    def send_signal(self, number: int) -> None:
+        """Send a signal to its whole process group; nothing if it is gone."""
+        if not self.closed and self.exit_status is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
     def kill(self) -> None:
         """End its whole process group and close the pipes. Safe to call twice."""
         if self.closed:

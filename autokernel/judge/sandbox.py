@@ -274,12 +274,15 @@ def _own_files(attempt: _Try, spec: dict[str, Any], *, own_proc: bool) -> None:
 
     def mounts() -> None:
         _own_devices()
+        for folder in (scratch, *shared):  # those in the home folder, which is another one by now
+            os.makedirs(folder, exist_ok=True)
         for folder in ("/run", "/var/run"):  # sockets of the system's services
             if os.path.isdir(folder) and not os.path.islink(folder):
                 _tmpfs(folder, "size=64k,mode=755")
         if spec["private_tmp"]:
             _read_only("/")
-            _tmpfs("/tmp", f"size={MAX_FILE_BYTES},mode=1777")
+            needed = [p for p in (*needed_folders(), *spec["keep"]) if os.path.realpath(p) != "/tmp"]
+            _hide("/tmp", needed, f"size={MAX_FILE_BYTES},mode=1777")
             os.makedirs(scratch, exist_ok=True)
             _tmpfs(scratch, f"size={MAX_FILE_BYTES},mode=700")
         else:
@@ -342,7 +345,7 @@ def _tmpfs(folder: str, options: str) -> None:
     _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
-def _hide(home: str, needed: Sequence[str]) -> None:
+def _hide(home: str, needed: Sequence[str], options: str = "size=1m,mode=755") -> None:
     """An empty folder over ``home``, with those of the needed ones that lie in it bound back."""
     home = os.path.realpath(home)
     real = {os.path.realpath(p) for p in needed if os.path.exists(p)}
@@ -351,7 +354,7 @@ def _hide(home: str, needed: Sequence[str]) -> None:
     if home in real:
         return  # the project is the home folder itself
     fds = [(path, os.open(path, os.O_PATH)) for path in outermost]
-    _mount("tmpfs", home, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
+    _tmpfs(home, options)
     for path, fd in fds:
         if os.path.isdir(f"/proc/self/fd/{fd}"):
             os.makedirs(path, exist_ok=True)

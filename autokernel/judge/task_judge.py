@@ -13,6 +13,7 @@ from autokernel.errors import AutokernelError
 from autokernel.judge import admission, clock
 from autokernel.judge.buffers import InputBuffers, OutputBuffers, slot_count
 from autokernel.judge.cases import CaseMaker, worst_e0
+from autokernel.judge.contents import Contents
 from autokernel.judge.handle import Prepared, Worker, WorkerFault
 from autokernel.judge.inputs import InputSource, spec_of
 from autokernel.judge.launch import LaunchError
@@ -103,12 +104,13 @@ class TaskJudge:
         return [t.untyped_storage().data_ptr() in owned for t in self.maker.eager(inputs)]
 
     def _slots(self, reference: torch.nn.Module, specs: list[TensorSpec]) -> int:
-        bytes_per_call = sum(s.extent for s in (*specs, *self.output_specs))
-        estimate_s = 0.0
+        repeated = [s for s, p in zip(specs, self.task.inputs, strict=True) if p.role == "activation"]
         if self.device.type == "cuda":
-            inputs = self.maker.place(self.source.draw("normal", 0, 1.0))
-            with torch.no_grad():
-                estimate_s = clock.make_timer([(reference, inputs)], self.device).estimate_s
+            repeated = specs
+        bytes_per_call = sum(s.extent for s in (*repeated, *self.output_specs))
+        inputs = self.maker.place(self.source.draw("normal", 0, 1.0))
+        with torch.no_grad():
+            estimate_s = clock.make_timer([(reference, inputs)], self.device).estimate_s
         return slot_count(self.device, bytes_per_call, estimate_s)
 
     def _start_baselines(self) -> None:
@@ -122,6 +124,7 @@ class TaskJudge:
         buffers.attach(worker, self.inputs)
         with self.owner.preparing:
             cases = [self.maker.make("normal") for _ in range(2)]
+            self._bases = [c.inputs for c in cases]
             self.inputs.write_statics(cases[0].inputs)
             for slot in range(self.inputs.count):
                 self.inputs.write(slot, cases[slot % 2].inputs)
@@ -140,6 +143,8 @@ class TaskJudge:
                     continue
                 prepared = self.ready(worker, number)
                 graph = graph and prepared.graph
+                if name == "eager":
+                    self.calls = prepared.calls
                 if name == "eager" and prepared.graph:
                     # All arms of a comparison make as many calls per sample as eager does.
                     self._sample_s = 1e9 if prepared.calls > self.inputs.count else 1e-9
@@ -173,10 +178,12 @@ class TaskJudge:
             self.launcher.settle()
             arms = self.baseline_arms()
             again = [] if twins else [WorkerArm("twin", arms[0].worker, arms[0].subject)]
+            contents = Contents(self.inputs, self.maker, self._bases)
             return clock.interleave(
                 [*arms, *twins, *again],
                 CALIBRATION_ROUNDS,
                 buffers=self.inputs.count,
+                before_round=contents.deal,
                 device=self.device,
             )
         except WorkerFault as fault:
@@ -190,7 +197,7 @@ class TaskJudge:
         worker = Worker(self.launcher, kind="baseline", allow_tf32=self.task.allow_tf32)
         worker.load(0, self._reference_spec("reference"))
         worker.attach((self.inputs.arena, self.inputs.slots))
-        worker.prepare(0, range(self.inputs.count), graph=self.graph)
+        self.ready(worker, 0)
         return WorkerArm(name, worker, 0)
 
     def _reference_spec(self, kind: str) -> dict[str, Any]:
@@ -199,15 +206,16 @@ class TaskJudge:
 
     # -- used by the stages --------------------------------------------------------------------------
 
-    def baseline_arms(self, *, collects: bool = False) -> list[WorkerArm]:
-        """Eager first; started again if their worker has died."""
+    def baseline_arms(self, *, collect: bool = False) -> list[WorkerArm]:
+        """Eager first; started again if their worker has died. ``collect``: with their outputs."""
         if self._baseline is None or not self._baseline.alive:
             if self._baseline is not None:
                 self._baseline.close()
             self._start_baselines()
         assert self._baseline is not None
+        outputs = self._output_buffers("baseline") if collect else None
         return [
-            WorkerArm(name, self._baseline, number, collects=collects)
+            WorkerArm(name, self._baseline, number, outputs=outputs)
             for name, (_, number) in SUBJECTS.items()
             if name not in self.baseline_failures
         ]
@@ -243,7 +251,9 @@ class TaskJudge:
     def ready(self, worker: Worker, number: int) -> Prepared:
         """Have ``worker`` ready its timer for a subject, with as many calls per sample as eager has."""
         sample_s = self._sample_s if self.graph else None
-        return worker.prepare(number, range(self.inputs.count), graph=self.graph, min_sample_s=sample_s)
+        return worker.prepare(
+            number, range(self.inputs.count), graph=self.graph, min_sample_s=sample_s, once=True
+        )
 
     def kernel_spec(self, path: Path) -> dict[str, Any]:
         return {

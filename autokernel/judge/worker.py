@@ -144,6 +144,7 @@ class Worker:
         handlers: dict[Op, Callable[[dict[str, Any]], Reply]] = {
             Op.SETUP: self.setup, Op.LOAD: self.load, Op.ATTACH: self.attach, Op.RUN: self.run,
             Op.REPACK: self.repack, Op.PREPARE: self.prepare, Op.TIME: self.time, Op.COLLECT: self.collect,
+            Op.PING: lambda args: Reply(),
         }  # fmt: skip
         try:
             return handlers[request.op](request.args)
@@ -230,7 +231,11 @@ class Worker:
         gc.collect()
         gc.freeze()  # nothing made so far is garbage: a collection in a sample would be noise
         timer = make_timer(
-            targets, self.device, min_sample_s=args.get("min_sample_s"), graph=args.get("graph", True)
+            targets,
+            self.device,
+            min_sample_s=args.get("min_sample_s"),
+            graph=args.get("graph", True),
+            once=args.get("once", False),
         )
         self.timers[args["subject"]] = timer, slots
         return Reply(

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import random
 import statistics
+from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from autokernel.judge import clock
-from autokernel.judge.buffers import PATTERNS, OutputBuffers
-from autokernel.judge.cases import Case
-from autokernel.judge.clock import Arm, Sample
+from autokernel.judge.buffers import OutputBuffers
+from autokernel.judge.cases import worst_e0
+from autokernel.judge.clock import Sample
+from autokernel.judge.contents import Contents, suspects
 from autokernel.judge.handle import Worker, WorkerFault
+from autokernel.judge.protocol import OutputRecord
 from autokernel.judge.stats import paired_ratio
 from autokernel.judge.trial import SUBJECT, StageResult, Trial, failed
 
 ROUNDS = {"screen": 30, "promote": 100}
-CONTENTS = 3
 FLOOR = 0.95
 FLAG_OVER_COMPILE = 5.0
 
@@ -25,144 +25,119 @@ FLAG_OVER_COMPILE = 5.0
 class WorkerArm:
     """One subject of one worker, as something to time.
 
-    ``collects``: every sample hands its outputs over in the same exchange, so that the judge's clock sees
-    both.  All arms of a comparison do or none does; an arm without output areas copies nothing.
+    ``outputs``: every sample hands its results over in the same exchange, so that the judge's clock sees
+    both; ``taken`` is the judge's copy of them.  All arms of a comparison do or none does.  ``calls``: how
+    many calls a sample consists of; what an untrusted worker says about that is not believed.
     """
 
-    def __init__(self, name: str, worker: Worker, subject: int, *, collects: bool = False) -> None:
-        self.name, self.worker, self.subject, self.collects = name, worker, subject, collects
+    def __init__(
+        self,
+        name: str,
+        worker: Worker,
+        subject: int,
+        *,
+        outputs: OutputBuffers | None = None,
+        calls: int | None = None,
+    ) -> None:
+        self.name, self.worker, self.subject, self.outputs, self.calls = name, worker, subject, outputs, calls
+        self.taken: Tensor | None = None
 
     def sample(self, start: int) -> Sample:
-        return self.worker.time(self.subject, start, collect=self.collects)
+        self.worker.wake()
+        sample = self.worker.time(self.subject, start, collect=self.outputs is not None)
+        if self.calls is not None:
+            sample.calls = self.calls
+        if self.outputs is not None:
+            self.taken = self.outputs.rows().clone()
+            self.outputs.arena.sync()  # it is ours before the worker is asked for anything else
+        return sample
 
 
-class CheckedArm(WorkerArm):
-    """An untrusted arm: what its timed calls return is compared with its own verified outputs.
+class CandidateArm(WorkerArm):
+    """An untrusted arm: it rests while it is not its turn, and `check` compares what its calls returned."""
 
-    ``rows`` holds, per content, the bytes of the verified outputs as they lay in the output arena. Bytes
-    that differ (an atomic sum) are not yet wrong: such outputs are compared with float64 again.
-    """
-
-    def __init__(self, name: str, trial: Trial, worker: Worker, outputs: OutputBuffers) -> None:
-        super().__init__(name, worker, SUBJECT, collects=True)
-        self.trial, self.buffers = trial, outputs
-        self.cases = timing_cases(trial)
-        self.rows = self._verify()
-        self.taken = outputs.rows()
+    def __init__(self, name: str, trial: Trial, worker: Worker, outputs: OutputBuffers, calls: int) -> None:
+        super().__init__(name, worker, SUBJECT, outputs=outputs, calls=calls)
+        self.trial = trial
+        self.records: dict[int, list[OutputRecord]] = {}
 
     def sample(self, start: int) -> Sample:
         sample = super().sample(start)
-        self.taken = self.buffers.rows().clone()
-        self.buffers.arena.sync()  # it is ours before the worker is asked for anything else
+        self.records = self.worker.collect(SUBJECT)
+        self.worker.rest()
         return sample
 
-    def _verify(self) -> Tensor:
-        inputs = self.trial.task_judge.inputs
-        rows = []
-        for start in range(0, len(self.cases), inputs.count):
-            batch = self.cases[start : start + inputs.count]
-            for slot, case in enumerate(batch):
-                inputs.write(slot, case.inputs)
-            self.buffers.poison()
-            inputs.arena.sync()
-            slots = range(len(batch))
-            ran = self.worker.run(SUBJECT, slots, pattern=PATTERNS[0], first=True)
-            for slot, case in enumerate(batch):
-                self.trial.check_form(ran.outputs.get(slot, []), case)
-                self.trial.check_values(case, self.buffers.outputs(slot), " (before timing)")
-            rows.append(self.buffers.rows()[: len(batch)].clone())
-        self.buffers.poison()
-        return torch.cat(rows)
-
-    def check(self, contents: list[int], expected_slots: list[int]) -> None:
-        """Raise WorkerFault unless the latest sample's outputs are those of the slots' current contents."""
-        records = self.worker.collect(SUBJECT)
-        if missing := [s for s in expected_slots if s not in records]:
+    def check(self, contents: Contents, eager: Tensor) -> None:
+        """Raise WorkerFault unless the latest sample's outputs are right; ``eager``'s are of that round."""
+        count = contents.inputs.count
+        if missing := [s for s in range(count) if s not in self.records]:
             raise WorkerFault("rejected", f"timed calls without a result (buffers {missing[:4]})")
-        for slot in expected_slots:
-            self.trial.check_form(records[slot], self.cases[contents[slot]])
-        index = torch.tensor(expected_slots, device=self.rows.device)
-        wanted = torch.tensor([contents[s] for s in expected_slots], device=self.rows.device)
-        if torch.equal(self.taken[index], self.rows[wanted]):
-            return
-        for slot in expected_slots:
-            outputs = self.buffers.outputs(slot, self.taken)
-            self.trial.check_values(self.cases[contents[slot]], outputs, " (in a timed call)")
-
-
-def timing_cases(trial: Trial) -> list[Case]:
-    """What the timed buffers hold: normal data, as secret as any, and the captured activations."""
-    kinds = {"normal", "captured"}
-    return [c for c in trial.cases if c.kind in kinds][-CONTENTS:]
+        typical = self.trial.cases[0]
+        for slot in range(count):
+            self.trial.check_form(self.records[slot], typical)
+        assert self.taken is not None and self.outputs is not None
+        for slot in suspects(self.outputs, self.taken, eager, count, self.trial.e0["fresh"]):
+            outputs = self.outputs.outputs(slot, self.taken)
+            self.trial.check_values(contents.case(slot), outputs, " (in a timed call)")
 
 
 def run(trial: Trial) -> StageResult:
     judge = trial.task_judge
     worker, outputs = trial.running
+    baseline = judge.baseline_arms(collect=True)
     try:
-        candidate = CheckedArm("candidate", trial, worker, outputs)
         prepared = judge.ready(worker, SUBJECT)
+        if prepared.note:
+            trial.notes.append(f"timed as plain launches ({prepared.note})")
+        candidates = [CandidateArm("candidate", trial, worker, outputs, judge.calls)]
+        if trial.parent is not None:
+            candidates += _parent_arm(trial, trial.parent)
+        judge.launcher.settle()
+        rounds = _measure(trial, baseline, candidates, ROUNDS[trial.tier])
     except WorkerFault as fault:
         return failed(fault.status, fault.reason)
-    if prepared.note:
-        trial.notes.append(f"timed as plain launches ({prepared.note})")
-    baseline = judge.baseline_arms(collects=True)
-    arms: list[WorkerArm] = [*baseline, candidate]
-    calls = {candidate.name: prepared.calls}
-    if trial.parent is not None:
-        _add_parent(trial, arms, calls)
-    judge.launcher.settle()
-    try:
-        rounds = _measure(trial, arms, calls, ROUNDS[trial.tier])
-    except WorkerFault as fault:
-        return failed(fault.status, fault.reason)
-    return _conclude(trial, rounds, [a.name for a in arms])
+    return _conclude(trial, rounds, [a.name for a in (*baseline, *candidates)])
 
 
-def _add_parent(trial: Trial, arms: list[WorkerArm], calls: dict[str, int]) -> None:
+def _parent_arm(trial: Trial, path: Path) -> list[CandidateArm]:
     """The parent in a worker of its own. One that fails now is left out, and the verdict says so."""
     judge = trial.task_judge
-    assert trial.parent is not None
     try:
-        buffers = judge.parent_outputs
-        worker = judge.parent_worker(trial.parent)
-        arm = CheckedArm("parent", trial, worker, buffers)
-        calls[arm.name] = judge.ready(worker, SUBJECT).calls
-        arms.append(arm)
+        worker = judge.parent_worker(path)
+        judge.ready(worker, SUBJECT)
+        return [CandidateArm("parent", trial, worker, judge.parent_outputs, judge.calls)]
     except WorkerFault as fault:
         trial.notes.append(f"the parent could not be measured ({fault.reason.splitlines()[0]})")
+        return []
 
 
-def _measure(trial: Trial, arms: list[WorkerArm], calls: dict[str, int], rounds: int) -> clock.Rounds:
-    """Interleaved rounds; the buffers' contents are dealt anew before every block."""
-    inputs = trial.task_judge.inputs
-    cases = timing_cases(trial)
-    contents = [0] * inputs.count
+def _measure(
+    trial: Trial, baseline: list[WorkerArm], candidates: list[CandidateArm], rounds: int
+) -> clock.Rounds:
+    """Interleaved rounds, each on contents of its own, checked before the next."""
+    judge = trial.task_judge
+    normal = [c for c in trial.cases if c.kind == "normal"]
+    trial.e0["fresh"] = worst_e0(normal)
+    contents = Contents(judge.inputs, judge.maker, [c.inputs for c in normal])
+    eager = baseline[0]
 
-    def deal() -> None:
-        for slot in range(inputs.count):
-            contents[slot] = random.SystemRandom().randrange(len(cases))
-            inputs.write(slot, cases[contents[slot]].inputs)
-        inputs.arena.sync()
-
-    def check(arm: Arm, start: int) -> None:
-        if isinstance(arm, CheckedArm):
-            count = min(inputs.count, calls[arm.name])
-            first = 0 if count == inputs.count else start
-            arm.check(contents, [(first + i) % inputs.count for i in range(count)])
-
-    result = clock.interleave(
-        arms,
-        rounds,
-        buffers=inputs.count,
-        after=check,
-        between=deal,
-        device=trial.task_judge.device,
-    )
-    for slot in range(inputs.count):
-        if name := inputs.changed_input(slot, cases[contents[slot]].inputs):
+    def check() -> None:
+        if name := contents.changed():
             raise WorkerFault("rejected", f"changes its input {name!r} while it is timed")
-    return result
+        assert eager.taken is not None
+        for arm in candidates:
+            arm.check(contents, eager.taken)
+
+    for arm in candidates:
+        arm.worker.rest()
+    return clock.interleave(
+        [*baseline, *candidates],
+        rounds,
+        buffers=judge.inputs.count,
+        before_round=contents.deal,
+        after_round=check,
+        device=judge.device,
+    )
 
 
 def _conclude(trial: Trial, rounds: clock.Rounds, names: list[str]) -> StageResult:
