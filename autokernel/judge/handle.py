@@ -34,7 +34,7 @@ STATUS_OF: dict[ReplyStatus, Status] = {
 DOING = {
     Op.SETUP: "starting", Op.LOAD: "loading", Op.ATTACH: "mapping its buffers", Op.RUN: "running",
     Op.REPACK: "packing its weights again", Op.PREPARE: "warming up", Op.TIME: "being timed",
-    Op.COLLECT: "handing over its outputs", Op.PING: "waking up",
+    Op.COLLECT: "handing over its outputs",
 }  # fmt: skip
 
 
@@ -189,10 +189,6 @@ class Worker:
         exchange = self.call(Op.TIME, args, self.deadlines.run_s)
         seconds, calls = self._doubles(exchange.reply, 2)
         return Sample(seconds, exchange.gated_s, max(1, int(calls)))
-
-    def wake(self) -> None:
-        """Have it running, and its caches warm, before it is asked for something that counts."""
-        self.call(Op.PING, {}, self.deadlines.run_s)
 
     def rest(self) -> None:
         """Stop all its processes until the next call, so that none runs beside what others are timed at."""

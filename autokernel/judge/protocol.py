@@ -47,7 +47,6 @@ class Op(enum.IntEnum):
     PREPARE = 7
     TIME = 8
     COLLECT = 9
-    PING = 10  # wakes the worker up, so that a sample does not begin with that
 
 
 class ReplyStatus(enum.IntEnum):

@@ -144,7 +144,6 @@ class Worker:
         handlers: dict[Op, Callable[[dict[str, Any]], Reply]] = {
             Op.SETUP: self.setup, Op.LOAD: self.load, Op.ATTACH: self.attach, Op.RUN: self.run,
             Op.REPACK: self.repack, Op.PREPARE: self.prepare, Op.TIME: self.time, Op.COLLECT: self.collect,
-            Op.PING: lambda args: Reply(),
         }  # fmt: skip
         try:
             return handlers[request.op](request.args)

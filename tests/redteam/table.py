@@ -21,6 +21,8 @@ class Line:
     provenance: str = ""
     gap: str = ""
     slow: bool = False
+    like: str = ""
+    """An honest kernel that does the same without the cheat: it must bring nothing over that one."""
 
 
 OWN = r"eager's own"
@@ -52,10 +54,8 @@ CHEATS: dict[str, Line] = {
     "cached_by_id": Line("rms", "incorrect", OWN),
     "cached_by_data_ptr": Line("rms", "incorrect", OWN),
     "cached_by_shape": Line("rms", "incorrect", OWN),
-    "cached_by_fingerprint": Line(
-        "rms", "rejected|incorrect", "replay|in a timed call|clock",
-        gap="timed buffers hold three contents that the candidate has seen while it was checked",
-    ),
+    "cached_by_fingerprint": Line("rms", "correct", like="library_norm"),
+    "remembers_whole_inputs": Line("linear", "discard", "not above"),
     "stale_prepack": Line("linear", "incorrect", "weights changed in place"),
     "hard_codes_strides": Line("rms", "incorrect", "inputs with padded rows"),
     "hard_codes_shape": Line(
@@ -77,10 +77,12 @@ CHEATS: dict[str, Line] = {
     ),
     "late_thread": Line("rms", "rejected", "own clock", "cpu"),
     "slow_then_fast": Line("rms", "incorrect", "in a timed call"),
-    "sabotages_the_baseline": Line(
-        "rms", "rejected", "while it is not (being )?timed|between|idle", "cpu",
-        gap="a candidate runs on while other arms are timed", slow=True,
-    ),
+    "lazy_until_collected": Line("rms", "rejected", "own clock", "cpu"),
+    "claims_calls_not_made": Line("rms", "correct", forms="cpu", like="library_norm"),
+    "skips_middle_calls": Line("rms", "correct", forms="cpu", like="library_norm"),
+    "counts_to_the_last_calls": Line("rms", "incorrect", "in a timed call", "cpu"),
+    "precomputes_while_idle": Line("rms", "rejected", "own clock", "cpu"),
+    "sabotages_the_baseline": Line("rms", "rejected", "own clock", "cpu"),
     "patched_perf_counter": Line("rms", "rejected", "the judge's own clock saw", "cpu"),
     "patched_event_gpu": Line("rms", "rejected", "the judge's own clock saw", "gpu"),
     "patched_synchronize_gpu": Line("rms", "rejected", "the judge's own clock saw", "gpu"),
@@ -127,6 +129,7 @@ PROBLEM_FAULTS: dict[str, str] = {
 HONEST: dict[str, Line] = {
     "split_k": Line("linear", "correct"),
     "other_sum_order": Line("rms", "correct"),
+    "library_norm": Line("rms", "correct"),
     "three_bfloat16": Line("linear", "correct"),
     "three_tf32_gpu": Line("linear", "correct", forms="gpu"),
     "fused_chain": Line("softmax", "correct"),
@@ -136,20 +139,8 @@ HONEST: dict[str, Line] = {
     "slow_but_correct": Line("rms", "discard", "not above"),
 }
 
-UNSEEN = "timed buffers hold a few contents again and again, all seen before"
-ONE_GATE = "the gate ends with the worker's claim; handing over the outputs is not timed"
-FEW_CHECKED = "of the calls in a sample only the last one per buffer is checked"
-
 OPEN: dict[str, Line] = {
-    "claims_calls_not_made": Line("rms", "rejected", "call", "cpu", gap="the number of calls is a claim"),
-    "skips_middle_calls": Line("rms", "rejected|incorrect", "call", "cpu", gap=FEW_CHECKED),
-    "counts_to_the_last_calls": Line("rms", "rejected|incorrect", "call", "cpu", gap=FEW_CHECKED),
-    "lazy_until_collected": Line("rms", "rejected", "own clock", "cpu", gap=ONE_GATE),
     "a_tenth_less": Line("rms", "rejected", gap="the gate forgives a tenth", forms="cpu"),
-    "precomputes_while_idle": Line(
-        "rms", "rejected|incorrect", forms="cpu", gap="a candidate runs on while other arms are timed"
-    ),
-    "remembers_whole_inputs": Line("linear", "rejected|incorrect", gap=UNSEEN),
     "ring_of_buffers": Line("rms", "incorrect", gap="results of at most a few calls are held at once"),
     "outputs_share_memory": Line("two_outputs", "incorrect", gap="overlap of outputs is not looked at"),
     "eps_that_never_counts": Line("tiny_eps", "incorrect", "NaN", gap="no degenerate rows among the inputs"),

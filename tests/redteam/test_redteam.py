@@ -21,6 +21,8 @@ from redteam import tasks
 from redteam.table import AFTERWARDS, CHEATS, HONEST, OPEN, PROBLEM_FAULTS, Line
 
 HERE = Path(__file__).parent
+GAIN = 1.25
+"""What equal kernels may differ by in one measurement on a busy machine; the cheats aim at several times."""
 FORMS = [
     "cpu",
     pytest.param("cuda", marks=[
@@ -105,9 +107,12 @@ def test_cheat(open_task: Callable[[str, str], TaskJudge], device: str, name: st
     line = CHEATS[name]
     judge = open_task(device, line.task)
     verdict = _judge(judge, HERE / "cheats" / f"{name}.py", hangs=line.status == "timeout")
-    honest = judge.judge(HERE / "honest" / f"{AFTERWARDS[line.task]}.py")
+    honest = judge.judge(HERE / "honest" / f"{line.like or AFTERWARDS[line.task]}.py")
     assert honest.correct, honest
     _settle(verdict, line)
+    if line.like:
+        assert verdict.vs_eager is not None and honest.vs_eager is not None
+        assert verdict.vs_eager.ratio < GAIN * honest.vs_eager.ratio, (verdict, honest)
 
 
 @pytest.mark.parametrize("device, name", _cases(HONEST))

@@ -27,7 +27,8 @@ class WorkerArm:
 
     ``outputs``: every sample hands its results over in the same exchange, so that the judge's clock sees
     both; ``taken`` is the judge's copy of them.  All arms of a comparison do or none does.  ``calls``: how
-    many calls a sample consists of; what an untrusted worker says about that is not believed.
+    many calls a sample consists of; what an untrusted worker says about that is not believed.  The worker
+    rests while it is not its turn, and has no time between seeing new contents and being timed on them.
     """
 
     def __init__(
@@ -43,7 +44,11 @@ class WorkerArm:
         self.taken: Tensor | None = None
 
     def sample(self, start: int) -> Sample:
-        self.worker.wake()
+        sample = self._timed(start)
+        self.worker.rest()
+        return sample
+
+    def _timed(self, start: int) -> Sample:
         sample = self.worker.time(self.subject, start, collect=self.outputs is not None)
         if self.calls is not None:
             sample.calls = self.calls
@@ -54,17 +59,16 @@ class WorkerArm:
 
 
 class CandidateArm(WorkerArm):
-    """An untrusted arm: it rests while it is not its turn, and `check` compares what its calls returned."""
+    """An untrusted arm; `check` compares what its timed calls returned."""
 
     def __init__(self, name: str, trial: Trial, worker: Worker, outputs: OutputBuffers, calls: int) -> None:
         super().__init__(name, worker, SUBJECT, outputs=outputs, calls=calls)
         self.trial = trial
         self.records: dict[int, list[OutputRecord]] = {}
 
-    def sample(self, start: int) -> Sample:
-        sample = super().sample(start)
+    def _timed(self, start: int) -> Sample:
+        sample = super()._timed(start)
         self.records = self.worker.collect(SUBJECT)
-        self.worker.rest()
         return sample
 
     def check(self, contents: Contents, eager: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Returns one of 64 buffers of its own in turn: no allocation, and an old answer is overwritten later.
+"""Returns one of 600 buffers of its own in turn: no allocation, and an old answer is overwritten later.
 Defence: keep (and compare again) the outputs of more calls than any ring would have.
 """
 
@@ -10,6 +10,6 @@ RING, TURN = [], [0]
 
 def kernel_fn(x, weight):
     if not RING:
-        RING.extend(torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(64))
-    TURN[0] = (TURN[0] + 1) % 64
+        RING.extend(torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(600))
+    TURN[0] = (TURN[0] + 1) % 600
     return RING[TURN[0]].copy_(torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, 1e-5))
