@@ -58,8 +58,10 @@ class Contents:
             values.append(value)
         return self.maker.place(values)
 
-    def changed(self) -> str:
-        """Name of an input that no longer holds what was dealt, or ``""``."""
+    def changed(self, *, statics: bool = False) -> str:
+        """Name of an input that no longer holds what was dealt, or ``""``; ``statics``: of those, too."""
+        if not statics and not self.inputs.activations_changed(self.values):
+            return ""
         for slot, values in enumerate(self.values):
             if name := self.inputs.changed_input(slot, values):
                 return name

@@ -125,8 +125,8 @@ def _measure(
     contents = Contents(judge.inputs, judge.maker, [c.inputs for c in normal])
     eager = baseline[0]
 
-    def check() -> None:
-        if name := contents.changed():
+    def check(*, statics: bool = False) -> None:
+        if name := contents.changed(statics=statics):
             raise WorkerFault("rejected", f"changes its input {name!r} while it is timed")
         assert eager.taken is not None
         for arm in candidates:
@@ -134,7 +134,7 @@ def _measure(
 
     for arm in candidates:
         arm.worker.rest()
-    return clock.interleave(
+    result = clock.interleave(
         [*baseline, *candidates],
         rounds,
         buffers=judge.inputs.count,
@@ -142,6 +142,8 @@ def _measure(
         after_round=check,
         device=judge.device,
     )
+    check(statics=True)
+    return result
 
 
 def _conclude(trial: Trial, rounds: clock.Rounds, names: list[str]) -> StageResult:
