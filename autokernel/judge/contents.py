@@ -79,8 +79,6 @@ def suspects(
 
     ``got`` and ``eager`` are the rows of two output arenas (slots, bytes).
     """
-    if torch.equal(got[:count], eager[:count]):
-        return []
     found: dict[int, None] = {}
     for spec, error in zip(outputs.slots[0], e0, strict=True):
         nbytes = spec.numel * spec.dtype.itemsize
@@ -94,18 +92,18 @@ def suspects(
 
 def _furthest(mine: Tensor, theirs: Tensor, dtype: torch.dtype, e0: Measures) -> list[int]:
     if not is_inexact(dtype):
-        wrong = (mine != theirs).sum(dim=1)
-        excess = wrong.double()
+        excess = (mine != theirs).sum(dim=1).double()
     else:
         a, b = (_numbers(rows, dtype) for rows in (mine, theirs))
-        limits, scale = limits_for(dtype), b.norm(dim=1)
-        off = a - b
-        frobenius = off.norm(dim=1) / ((limits.frobenius + 1) * e0.frobenius * scale)
+        limits, off = limits_for(dtype), a - b
+        scale, distance = (torch.linalg.vector_norm(x, dim=1) for x in (b, off))
+        furthest = torch.linalg.vector_norm(off, ord=torch.inf, dim=1)
         rms = scale / b.shape[1] ** 0.5
-        peak = off.abs().amax(dim=1) / ((limits.peak + 1) * e0.peak * rms)
-        excess = torch.maximum(frobenius, peak)
-        same = (mine == theirs).all(dim=1)  # 0 / 0 where eager is exact, and NaN equal to itself
-        excess = torch.where(same, torch.zeros_like(excess), excess.nan_to_num(nan=torch.inf)) - 1
+        frobenius = distance / ((limits.frobenius + 1) * e0.frobenius * scale)
+        excess = torch.maximum(frobenius, furthest / ((limits.peak + 1) * e0.peak * rms)) - 1
+        for slot in excess.isnan().nonzero().flatten().tolist():
+            # 0 / 0 where eager is exact, or not a number: of no concern if eager has the same
+            excess[slot] = -1 if torch.equal(mine[slot], theirs[slot]) else torch.inf
     order = excess.argsort(descending=True)[:SUSPECTS].tolist()
     return [slot for slot in order if excess[slot] > 0]
 

@@ -215,7 +215,7 @@ class TaskJudge:
         assert self._baseline is not None
         outputs = self._output_buffers("baseline") if collect else None
         return [
-            WorkerArm(name, self._baseline, number, outputs=outputs)
+            WorkerArm(name, self._baseline, number, outputs=outputs, keeps=name == "eager")
             for name, (_, number) in SUBJECTS.items()
             if name not in self.baseline_failures
         ]

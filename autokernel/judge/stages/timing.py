@@ -26,9 +26,10 @@ class WorkerArm:
     """One subject of one worker, as something to time.
 
     ``outputs``: every sample hands its results over in the same exchange, so that the judge's clock sees
-    both; ``taken`` is the judge's copy of them.  All arms of a comparison do or none does.  ``calls``: how
-    many calls a sample consists of; what an untrusted worker says about that is not believed.  The worker
-    rests while it is not its turn, and has no time between seeing new contents and being timed on them.
+    both (all arms of a comparison do or none does); ``taken`` is the judge's copy of them, if it ``keeps``
+    one.  ``calls``: how many calls a sample consists of; what an untrusted worker says about that is not
+    believed.  The worker rests while it is not its turn, and has no time between seeing new contents and
+    being timed on them.
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class WorkerArm:
         *,
         outputs: OutputBuffers | None = None,
         calls: int | None = None,
+        keeps: bool = True,
     ) -> None:
         self.name, self.worker, self.subject, self.outputs, self.calls = name, worker, subject, outputs, calls
+        self.keeps = keeps
         self.taken: Tensor | None = None
 
     def sample(self, start: int) -> Sample:
@@ -52,8 +55,9 @@ class WorkerArm:
         sample = self.worker.time(self.subject, start, collect=self.outputs is not None)
         if self.calls is not None:
             sample.calls = self.calls
-        if self.outputs is not None:
-            self.taken = self.outputs.rows().clone()
+        if self.outputs is not None and self.keeps:
+            rows = self.outputs.rows()
+            self.taken = rows.clone() if self.taken is None else self.taken.copy_(rows)
             self.outputs.arena.sync()  # it is ours before the worker is asked for anything else
         return sample
 
