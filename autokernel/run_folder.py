@@ -190,9 +190,8 @@ class RunFolder:
     def close(self) -> None:
         if self._lock is None:
             return
-        with contextlib.suppress(
-            OSError
-        ):  # a command that failed before it had anything to write leaves nothing
+        # A command that failed before it had anything to write leaves nothing behind.
+        with contextlib.suppress(OSError):
             if self._new and not self._entries():
                 (self.path / LOCK).unlink()
                 self.path.rmdir()

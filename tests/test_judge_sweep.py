@@ -39,6 +39,10 @@ def test_every_point_has_a_verdict(tmp_path: Path, width: int, monkeypatch: pyte
     files = [write_kernel(tmp_path, POINT.format(block=b), f"p{b}.py") for b in (0, 3, 4, 5, 200)]
     with Judge("cpu") as judge, judge.open(rms_task(tmp_path / "task")) as task:
         fast, raised, wrong, gone, slow = task.sweep(files)
+        assert task._sweep is not None
+        left = [lane.worker for lane in task._sweep._lanes if lane.worker and not lane.worker.closed]
+        states = [Path(f"/proc/{w.process.pid}/stat").read_text().rsplit(") ", 1)[1][0] for w in left]
+        assert states and set(states) == {"T"}  # stopped: nothing of theirs runs while others are timed
     assert [v.status for v in (fast, raised, wrong, gone, slow)] == [
         "discard", "crash", "incorrect", "crash", "discard",
     ]  # fmt: skip

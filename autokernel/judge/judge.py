@@ -102,6 +102,7 @@ class Judge:
             self.launcher.pool_size = pool
 
     def _without_some_guards(self, guards: list[str], first: str) -> bool:
+        """Leave out what keeps workers from using the GPU (``first`` says how it failed); as `ipc`."""
         ipc = self._try_ipc
         self.launcher.use([])
         if self._probe(ipc=ipc):  # it is not the guards

@@ -40,6 +40,11 @@ class _Lane:
     outputs: OutputBuffers
     worker: Worker | None = None
 
+    def rest(self) -> None:
+        """Nothing that a point may have left running in it disturbs what is timed from here on."""
+        if self.worker is not None and not self.worker.closed:
+            self.worker.rest()
+
 
 @dataclass(slots=True)
 class _Point:
@@ -86,6 +91,7 @@ class Sweep:
             try:
                 self._guard(point, lambda: self._check(lane, point, case, e0))
             finally:
+                lane.rest()
                 lanes.put(lane)
 
         with ThreadPoolExecutor(width) as pool:
@@ -93,6 +99,8 @@ class Sweep:
         judge.launcher.settle()
         for point in points:
             self._guard(point, lambda point=point: self._measure(point, case, e0))
+            if point.lane is not None:
+                point.lane.rest()
         return [self._verdict(point) for point in points]
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from autokernel.errors import AutokernelError
 from autokernel.judge import admission, clock
@@ -54,6 +55,9 @@ class TaskJudge:
         self.graph = self.device.type == "cuda"
         self._baseline: Worker | None = None
         self._sample_s: float | None = None
+        self.calls = 1
+        """How many calls a sample consists of, for every arm: eager's number, from its trusted worker."""
+        self._bases: list[list[Tensor]] = []
         self._screened: tuple[Path, Worker] | None = None
         self._sweep: Sweep | None = None
         self._parent: tuple[Path, Worker] | None = None
