@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from autokernel.capture.source import SourceSpec
     from autokernel.hardware import Ceilings
+    from autokernel.judge import Judge
     from autokernel.proposers.provider import Provider
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -88,9 +90,17 @@ def optimize(spec: SourceSpec, run: Path | None, options: Options, out: Console)
     "Nothing helped" is a result and no error.  Raises UsageError, RunFolderError, and Stopped after Ctrl-C.
     """
     provider = _provider(options)
-    with Session.start(spec, run, fresh=options.fresh, out=out) as session:
+    with ExitStack() as stack:
+        judges: list[Judge] = []
+
+        def judge() -> None:
+            from autokernel.judge import Judge
+
+            judges.append(stack.enter_context(Judge(spec.device)))
+
+        session = stack.enter_context(Session.start(spec, run, fresh=options.fresh, out=out, beside=judge))
         try:
-            _run(session, options, provider)
+            _run(session, judges[0], options, provider)
         except KeyboardInterrupt:
             raise Stopped(session.path) from None
         return session.path, finish(session.path, session.journal)
@@ -105,15 +115,14 @@ def _provider(options: Options) -> Provider | None:
     return make_provider(options.llm, options.base_url)
 
 
-def _run(session: Session, options: Options, provider: Provider | None) -> None:
+def _run(session: Session, judge: Judge, options: Options, provider: Provider | None) -> None:
     from autokernel import hardware
     from autokernel.integrate.endtoend import EndToEnd, KeptKernel
     from autokernel.integrate.selection import counted
-    from autokernel.judge import Judge
 
     started = time.monotonic()
     out = session.out
-    with Judge(session.loaded.spec.device) as judge, Interrupt(out.print) as interrupt:
+    with Interrupt(out.print) as interrupt:
 
         def journal_row(row: Experiment) -> Experiment:
             row = session.journal.append(row)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,10 +45,20 @@ class Session:
     _regions: dict[str, Region] | None = field(default=None, repr=False)
 
     @classmethod
-    def start(cls, spec: SourceSpec, run: Path | None, *, fresh: bool, out: Console) -> Session:
+    def start(
+        cls,
+        spec: SourceSpec,
+        run: Path | None,
+        *,
+        fresh: bool,
+        out: Console,
+        beside: Callable[[], object] = lambda: None,
+    ) -> Session:
         """Take the run folder, load the model, and check that the two belong together.
 
-        Raises UsageError and RunFolderError; a folder that can't be used is reported before torch is loaded.
+        ``beside()`` is called once the device is known to be there, to start what can run while the model is
+        loaded.  Raises UsageError and RunFolderError; a folder that can't be used is reported before torch is
+        loaded.
         """
         _check_model_exists(spec.model)
         folder = RunFolder(run or default_run(spec.model), fresh=fresh)
@@ -59,6 +70,7 @@ class Session:
                 from autokernel.capture import source
 
                 device = hardware.detect(spec.device)
+                beside()
                 loaded = source.load(spec)
                 source.try_forward(loaded)
             record = RunRecord(

@@ -35,7 +35,7 @@ def slot_count(device: torch.device, bytes_per_call: int, estimate_s: float) -> 
     """
     room = max(1, BUDGET[device.type] // max(bytes_per_call, 1))
     if device.type == "cpu":
-        wanted = max(2, math.ceil(MIN_SAMPLE_S["cpu"] / max(estimate_s, 1e-7)))
+        wanted = max(1, math.ceil(MIN_SAMPLE_S["cpu"] / max(estimate_s, 1e-7)))
         return min(wanted, MAX_SLOTS["cpu"], room)
     if estimate_s >= MIN_SAMPLE_S["cuda"]:
         return min(2, room)

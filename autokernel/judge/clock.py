@@ -31,9 +31,8 @@ from autokernel.judge.stats import order_index
 Target = tuple[Callable[..., Any], Sequence[Any]]
 
 MIN_SAMPLE_S = {"cpu": 0.0015, "cuda": 0.0002}
-SHORT_S = 50e-6
 MIN_GRAPH_CALLS = 20
-WARMUP_CALLS = 3
+WARMUP_CALLS, LONG_S = 3, 0.05
 CPU = torch.device("cpu")
 MAX_CALLS = 100_000
 
@@ -81,17 +80,22 @@ class HostTimer:
 
     def __init__(self, targets: Sequence[Target], min_sample_s: float, calls: int | None = None) -> None:
         self.targets, self.outputs, self.calls = targets, {}, calls or 1
-        for start in range(WARMUP_CALLS):
-            self.sample(start)
+        once = self._warm_up()
         if calls is not None:
-            self.estimate_s = min(self.sample(i) for i in range(3)) / calls
+            self.estimate_s = once / calls
             return
-        once = min(self.sample(i) for i in range(3))
         if once < min_sample_s:  # a single short call is measured badly: measure a few before deciding
             self.calls = max(1, min(MAX_CALLS, math.ceil(0.2 * min_sample_s / max(once, 1e-7))))
             once = self.sample(0) / self.calls
         self.calls = max(1, min(MAX_CALLS, math.ceil(min_sample_s / max(once, 1e-8))))
         self.estimate_s = once
+
+    def _warm_up(self) -> float:
+        """The shortest of a few samples after a few; long ones are warm sooner, and need fewer."""
+        begin, took = time.perf_counter(), [self.sample(0)]
+        while len(took) < 2 * WARMUP_CALLS and (len(took) < 3 or time.perf_counter() - begin < LONG_S):
+            took.append(self.sample(len(took)))
+        return min(took[len(took) // 2 :])
 
     def sample(self, start: int) -> float:
         n, ring, targets = len(self.targets), self.outputs, self.targets

@@ -97,7 +97,7 @@ def _furthest(mine: Tensor, theirs: Tensor, dtype: torch.dtype, e0: Measures) ->
         a, b = (_numbers(rows, dtype) for rows in (mine, theirs))
         limits, off = limits_for(dtype), a - b
         scale, distance = (torch.linalg.vector_norm(x, dim=1) for x in (b, off))
-        furthest = torch.linalg.vector_norm(off, ord=torch.inf, dim=1)
+        furthest = off.abs().amax(dim=1)
         rms = scale / b.shape[1] ** 0.5
         frobenius = distance / ((limits.frobenius + 1) * e0.frobenius * scale)
         excess = torch.maximum(frobenius, furthest / ((limits.peak + 1) * e0.peak * rms)) - 1

@@ -80,8 +80,8 @@ class Worker:
             "env": cache_folders(scratch, trusted=trusted),
             "seed": str(trusted_cache() / "triton"),
             "trusted": trusted,
-            # A user's model may be given by a relative path, and read others.
-            "own_folder": kind in ("kernel", "baseline"),
+            # As opposed to a user's model, which may be given by a relative path, and read others.
+            "region": kind in ("kernel", "baseline"),
             "allow_tf32": allow_tf32,
         }
         self.call(Op.SETUP, args, self.deadlines.own_s)

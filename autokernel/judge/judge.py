@@ -78,8 +78,7 @@ class Judge:
         """Guards that work on this system but not with its GPU's driver, and what fails with them on."""
         self._ready: dict[str, TaskJudge | TaskError] = {}
         self.preparing = RLock()
-        if self.device.type == "cuda":
-            self.launcher.start()  # contexts are made while the model is loaded and captured
+        self.launcher.start()  # the compiler is imported, contexts are made, while the model is loaded
 
     @property
     def ipc(self) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import itertools
 import json
 import os
@@ -88,9 +89,25 @@ def scrubbed_environment(device: str) -> dict[str, str]:
     # A pool of compilers in every worker would linger while we time; and where several workers compile at
     # once, each gains less from a pool than it costs to start one.
     env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    env["PYTHONDONTWRITEBYTECODE"] = "1"
     env["PYTHONUNBUFFERED"] = "1"
-    return env
+    return env | _bytecode()
+
+
+def _bytecode() -> dict[str, str]:
+    """Where the zygote and its workers keep bytecode: beside the sources, or else in our cache.
+
+    Compilers import hundreds of modules.  Where none of their bytecode lasts (uv installs without any, and
+    some containers forbid writing it), every worker would compile them anew: longer than a verdict takes.
+    """
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return {}
+    source = Path(torch.origin).parent / "_inductor" / "compile_fx.py"
+    there = Path(importlib.util.cache_from_source(str(source)))
+    writable = os.access(source.parent, os.W_OK) and not sys.dont_write_bytecode
+    if there.exists() or writable:
+        return {} if sys.pycache_prefix is None else {"PYTHONPYCACHEPREFIX": sys.pycache_prefix}
+    return {"PYTHONPYCACHEPREFIX": str(trusted_cache() / "bytecode")}
 
 
 class BoundedLog:
@@ -215,7 +232,7 @@ class Launcher:
         self._zygote: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._zygote_log: BoundedLog | None = None
-        self._closed = False
+        self._closed, self._forked = False, False
         self._numbers = itertools.count()
         self._grouped: list[WorkerProcess] = []
         self.guards: list[str] = []
@@ -235,7 +252,7 @@ class Launcher:
         finally:
             theirs.close()
             os.close(log_w)
-        self._zygote_log = BoundedLog(log_r)
+        self._zygote_log, self._forked = BoundedLog(log_r), False
         ours.settimeout(WARM_DEADLINE_S)
         return ours
 
@@ -247,6 +264,9 @@ class Launcher:
             if self._socket is not None:
                 self._socket.close()
             self._socket = self._start_zygote()
+            if self._closed:  # meanwhile, by another thread that found no zygote to stop
+                self._stop_zygote()
+                raise LaunchError("the judge has been closed")
         command_r, command_w = os.pipe()
         reply_r, reply_w = os.pipe()
         log_r, log_w = os.pipe()
@@ -271,6 +291,7 @@ class Launcher:
             for fd in theirs:
                 os.close(fd)
         (pid,) = struct.unpack("<q", answer)
+        self._forked = True
         groups = locked["groups"] if locked else []
         process = WorkerProcess(
             pid, JudgeEnd(command_w, reply_r), BoundedLog(log_r), exit_r, scratch, shared, groups
@@ -370,7 +391,7 @@ class Launcher:
             control.close()
         if zygote is not None:
             try:
-                zygote.wait(2)
+                zygote.wait(2.0 if self._forked else 0.0)  # before its first answer it hears nothing
             except subprocess.TimeoutExpired:
                 zygote.kill()
                 zygote.wait()

@@ -144,5 +144,10 @@ def fill(target: Tensor, value: Tensor) -> None:
 
 
 def raw(tensor: Tensor) -> Tensor:
-    """The elements' bytes, flat, for comparisons that a NaN can't upset."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    """The elements' bytes as integers, flat, for comparisons that a NaN can't upset."""
+    flat = tensor.contiguous().reshape(-1)
+    if flat.numel() * flat.element_size() % 8:
+        return flat.view(torch.uint8)
+    if flat.storage_offset() * flat.element_size() % 8:
+        flat = flat.clone()
+    return flat.view(torch.int64)  # single bytes are compared several times as slowly

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import random
 import subprocess
@@ -33,15 +35,26 @@ def poison_free_memory(like: list[Tensor], pattern: int) -> None:
     del blocks
 
 
-def settle_heap() -> list[bytearray]:
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+def settle_heap(*, recycle: bool) -> list[bytearray]:
     """Bring this process's heap to where a long-running model has it, moved by a random amount.
 
-    Two things make equal kernels differ by several percent for a worker's whole life.  glibc gives memory
-    back to the system, and pages it in again on every call, until a large block has once been freed: free
-    one.  And children of one zygote have the same addresses, so what was allocated before decides how
-    buffers fall into cache sets; at random it is noise, and A/A sees it.  Keep what is returned alive.
+    Two things make equal kernels differ by several percent, or several times, for a worker's whole life.
+    glibc gives large blocks back to the system, and pages them in again on every call: with ``recycle`` it
+    never does, as in a compiled model, which plans its memory (a region by itself would meet no fault in one
+    process and ten thousand in another); without, as a model has it in a process that has run for a while.
+    And children of one zygote have the same addresses, so what was allocated before decides how buffers fall
+    into cache sets; at random it is noise, and A/A sees it.  Keep what is returned alive.
     """
-    torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)  # freed at once; just under glibc's highest limit
+    if recycle:
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            libc = ctypes.CDLL(None)
+            libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+            libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+    else:
+        torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)  # freed at once; just under the highest limit
     sizes = random.SystemRandom()
     blocks = [bytearray(sizes.randrange(600, 16_384)) for _ in range(64)]
     sizes.shuffle(blocks)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -109,8 +110,8 @@ def load_subject(spec: Spec, device: torch.device) -> Subject:
 
 
 def _written(name: str, source: str) -> Path:
-    """``source`` as a file in the scratch folder, where the worker is: nothing else need be readable."""
-    path = Path(f"{name}.py").resolve()
+    """``source`` as a file in the worker's scratch folder: nothing else need be readable."""
+    path = Path(tempfile.gettempdir()).resolve() / f"{name}.py"
     path.write_text(source, encoding="utf-8", errors="surrogateescape", newline="")
     return path
 

@@ -30,7 +30,7 @@ from autokernel.records import Ratio, Task, Verdict
 if TYPE_CHECKING:
     from autokernel.judge.judge import Judge
 
-CALIBRATION_ROUNDS, CALIBRATION_BLOCKS = 30, 2
+CALIBRATION_ROUNDS, CALIBRATION_BLOCKS = 20, 2
 TWINS = {"cpu": 3, "cuda": 0}
 """Processes that run eager once more.  On a device the process makes no difference (work is timed there, in a
 CUDA graph), so that eager is measured against itself."""

@@ -63,6 +63,20 @@ def preload(*, compiler: bool) -> None:
             import torch._inductor.cudagraph_trees  # noqa: F401
 
 
+def _precompiled_headers(cache: Path, *, trusted: bool) -> None:
+    """Keep the C++ headers that Inductor compiles beforehand with its other results.
+
+    It wants them in /tmp, where a locked-in worker finds none: making them takes longer than what they save
+    on one kernel, and one compiled with headers of another time is not taken from the cache.
+    """
+    if config := sys.modules.get("torch._inductor.config"):
+        setattr(config, "cpp_cache_precompile_headers", trusted)  # noqa: B010 - torch's own, known by name
+    codecache = sys.modules.get("torch._inductor.codecache")
+    if codecache is not None and hasattr(codecache, "_HEADER_DIR"):
+        setattr(codecache, "_HEADER_DIR", str(cache / "precompiled_headers"))  # noqa: B010 - not in every torch
+        setattr(codecache, "_HEADER_LOCK_DIR", str(cache / "precompiled_headers" / "locks"))  # noqa: B010
+
+
 def cuda_initialized() -> bool:
     """Whether this process has initialised the CUDA driver, in which case no child of it can use CUDA."""
     if torch.cuda.is_initialized():
@@ -156,11 +170,12 @@ class Worker:
         os.environ.update(args["env"])
         if not args["trusted"]:
             _seed(Path(args["seed"]), Path(args["env"]["TRITON_CACHE_DIR"]))
+        _precompiled_headers(Path(args["env"]["TORCHINDUCTOR_CACHE_DIR"]), trusted=args["trusted"])
         os.environ["TMPDIR"] = args["scratch"]
         tempfile.tempdir = None
-        self.ballast = settle_heap() if self.device.type == "cpu" else []
+        self.ballast = settle_heap(recycle=args["region"]) if self.device.type == "cpu" else []
         self.trusted = args["trusted"]
-        if args["own_folder"]:
+        if args["region"]:
             os.chdir(args["scratch"])
         torch.backends.cuda.matmul.allow_tf32 = args["allow_tf32"]
         torch.backends.cudnn.allow_tf32 = args["allow_tf32"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import select
@@ -46,6 +47,8 @@ def main() -> None:
         os.execv(
             sys.executable, [sys.executable, "-P", "-m", "autokernel.judge.zygote", *sys.argv[1:], "lean"]
         )
+    gc.collect()
+    gc.freeze()  # no child need look through all that again, or copy the pages it is on by doing so
     while True:
         ready, _, _ = select.select([control, wake_r], [], [])
         if wake_r in ready:

@@ -70,7 +70,7 @@ CHEATS: dict[str, Line] = {
     "finds_reference_in_modules": Line("rms", "incorrect", OWN),
     # timing
     "other_stream_gpu": Line("rms", "incorrect|rejected", f"{OWN}|NaN|own clock", "gpu"),
-    "background_thread": Line("rms", "incorrect", "differ in where they are NaN", "cpu"),
+    "background_thread": Line("rms", "incorrect", f"{OWN}|differ in where they are NaN", "cpu"),
     "defers_to_next_call": Line("rms", "incorrect", f"{OWN}|differ in where they are NaN"),
     "defers_to_the_checker": Line(
         "rms", "rejected", "own clock", "cpu",
