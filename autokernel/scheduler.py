@@ -127,7 +127,8 @@ def model_candidate(rows: Sequence[Experiment]) -> Experiment | None:
     return max(near, key=lambda r: r.speedup_vs_best_baseline or 0.0, default=None)
 
 
-NEARLY_AS_FAST = 0.9
+NEARLY_AS_FAST, HOPELESS = 0.9, 0.5
+"""Of the best baseline's speed, and of the chosen kernel's: what is slower isn't made up for at the edges."""
 MAX_ALTERNATIVES = 2
 
 
@@ -138,9 +139,10 @@ def alternatives(rows: Sequence[Experiment], chosen: Experiment) -> list[Experim
     across its edges, a rewrite into library calls does not, so the order of regions by themselves may turn.
     """
     found: dict[tuple[str, str], Experiment] = {}
+    enough = max(NEARLY_AS_FAST, HOPELESS * (chosen.speedup_vs_best_baseline or 0.0))
     for row in rows:
         speed = row.speedup_vs_best_baseline
-        if row.status not in ("keep", "discard") or speed is None or speed < NEARLY_AS_FAST:
+        if row.status not in ("keep", "discard") or speed is None or speed < enough:
             continue
         kind = _kind(row)
         if not row.candidate or _is_reference(row) or kind == _kind(chosen):

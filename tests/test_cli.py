@@ -341,6 +341,20 @@ def test_an_interval_stands_beside_the_ratio_it_is_of() -> None:
     assert (second.decided, second.rival, second.ci_low, second.ci_high) == (1.3, "its parent", 1.29, 1.31)
 
 
+def test_what_the_only_kernel_gives_is_what_adding_it_gave() -> None:
+    region = Experiment(0, "nano", "norm", task="01-norm", status="keep", backend="cpp", candidate="a")
+    added = Experiment(
+        1, "nano", "model", task="model", status="keep", backend="autokernel", candidate="a",
+        speedup_vs_parent=1.2,
+    )  # fmt: skip
+    final = replace(added, strategy="final", speedup_vs_parent=None)
+    (line,) = summarize([region, added, final]).kernels
+    assert (line.outcome, line.contribution) == ("in the model", 1.2)
+    without = replace(added, candidate="", parent="a", status="discard", speedup_vs_parent=0.8)
+    (line,) = summarize([region, added, without, final]).kernels
+    assert line.contribution == 1.25  # leaving it out has the last word
+
+
 def test_nothing_helped_is_said_plainly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path, improved=False)
     code, out, _ = call(capsys, "report", str(tmp_path))

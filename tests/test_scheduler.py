@@ -36,3 +36,5 @@ def test_alternatives_are_of_another_kind_and_nearly_as_fast() -> None:
     chosen = model_candidate(rows)
     assert chosen is rows[4]
     assert alternatives(rows, chosen) == [rows[2]]
+    rows[4].speedup_vs_best_baseline = 3.0  # more than twice as fast: no edge makes up for that
+    assert alternatives(rows, chosen) == []

@@ -118,6 +118,14 @@ def test_the_rest_is_asked_again_only_where_it_is_in_doubt(tmp_path: Path, weak:
     assert left_out.count("leave out task-a") == steps and left_out.count("leave out task-c") == 1
 
 
+def test_the_only_one_is_measured_once(tmp_path: Path) -> None:
+    kernels = [kernel(tmp_path, n, g) for n, g in (("a", 30), ("b", 20))]
+    chosen, _, rows = select(kernels, additive({"a": 10}))
+    assert chosen == {"a"} and not any(r.parent for r in rows)
+    chosen, _, rows = select(kernels[::-1], additive({"b": 1.2}))
+    assert chosen == {"b"} and any(r.parent == kernels[1].id for r in rows)  # not added to nothing
+
+
 def test_two_that_stand_in_for_each_other_are_not_both_evicted(tmp_path: Path) -> None:
     """With c in, a or b alone would do: leaving out either costs nothing, leaving out both does."""
 

@@ -46,8 +46,10 @@ class Selector:
         """The kernels that stay; `executor` is set to what carries the graph."""
         ordered = sorted(kernels, key=lambda k: -k.expected_gain_us)
         self.executor, ordered = self._choose_executor(ordered, executors)
-        chosen = self._add(ordered)
-        chosen = self._swap(ordered, chosen)
+        added, clear = self._add(ordered)
+        chosen = self._swap(ordered, added)
+        if clear and chosen == added == ordered[:1]:
+            return chosen  # what it is worth has just been measured: adding it to nothing is leaving it out
         return self._leave_out(chosen)
 
     def _choose_executor(
@@ -83,15 +85,18 @@ class Selector:
         good = [k for k in kernels if arms[k.id].ready]
         return good if len(good) < len(kernels) else good[:-1]
 
-    def _add(self, kernels: list[KeptKernel]) -> list[KeptKernel]:
-        """Time the growing sets side by side; a kernel stays if its set beats the one before it."""
+    def _add(self, kernels: list[KeptKernel]) -> tuple[list[KeptKernel], bool]:
+        """Time the growing sets side by side; a kernel stays if its set beats the one before it.
+
+        Also returns whether the first one clearly does.
+        """
         if not kernels:
-            return []
+            return [], False
         self._say(f"Adding {counted(kernels, 'kernel')} one by one ({self.executor}) …")
         arms = self._start({f"first {i}": kernels[:i] for i in range(len(kernels) + 1)})
         try:
             rounds = self.timed(list(arms.values()))
-            chosen: list[KeptKernel] = []
+            chosen, clear = list[KeptKernel](), False
             before = "first 0" if arms["first 0"].ready else self.baseline.name
             for i, kernel in enumerate(kernels, start=1):
                 arm = arms[f"first {i}"]
@@ -99,12 +104,14 @@ class Selector:
                 helps = gain is not None and gain.lower_bound > 1.0
                 if helps:
                     chosen.append(kernel)
+                if i == 1 and before == "first 0" and gain is not None:
+                    clear = gain.lower_bound > CLEARLY
                 why = "" if helps or gain is None else f"the model is not faster with it ({interval(gain)})"
                 self._write(arm, rounds, candidate=kernel.id, gain=gain, keep=helps, reason=why,
                             description=f"add {kernel.task.name}")  # fmt: skip
                 if arm.ready:
                     before = arm.name
-            return chosen
+            return chosen, clear
         finally:
             close(arms)
 

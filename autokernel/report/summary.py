@@ -193,4 +193,6 @@ def _kernel(task: str, rows: Sequence[Experiment], ours: Sequence[Experiment]) -
         line.outcome = IN
     if left_out and left_out[-1].speedup_vs_parent:
         line.contribution = 1.0 / left_out[-1].speedup_vs_parent
+    elif line.outcome == IN and (gains := [r.speedup_vs_parent for r in added if r.speedup_vs_parent]):
+        line.contribution = gains[-1]  # the only one: adding it said the same
     return line
