@@ -217,15 +217,12 @@ def test_it_costs_little(tmp_path: Path) -> None:
     assert min(times) < 0.3
 
 
-def test_the_judge_refuses_before_it_starts_a_baseline(tmp_path: Path) -> None:
+def test_the_judge_refuses_before_it_starts_a_baseline(tmp_path: Path, cpu_judge: Judge) -> None:
     task = make_task(tmp_path, LINEARS, {
         "x": activation(16, 64), "wa": parameter(torch.zeros(8, 64)), "wb": parameter(torch.zeros(4, 64)),
     })  # fmt: skip
-    with (
-        Judge("cpu") as judge,
-        pytest.raises(TaskError, match="proves nothing: zeros would pass as output 0"),
-    ):
-        judge.open(task)
+    with pytest.raises(TaskError, match="proves nothing: zeros would pass as output 0"):
+        cpu_judge.open(task)
 
 
 def test_reasons_are_one_sentence(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,12 @@ from judge_tasks import RMS_NORM
 
 from autokernel.errors import DeviceMissing
 from autokernel.judge import Judge, TensorSpec, WorkerFault
+from autokernel.judge.handle import Worker
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with Judge("cpu") as j:
-        yield j
+def judge(cpu_judge: Judge) -> Judge:
+    return cpu_judge
 
 
 def factory(function: str, **args) -> dict:
@@ -169,6 +169,18 @@ def test_a_lost_zygote_takes_its_workers_along_and_is_replaced(judge: Judge) -> 
         old.run([x])
     with judge.spawn(factory("slow", ms=0), [x]) as worker:
         assert worker.run([x])[0].item() == 2
+
+
+def test_a_warm_worker_that_died_is_nobodys_fault(judge: Judge) -> None:
+    judge.launcher.refill()
+    judge.launcher.settle()
+    for process in judge.launcher._warming:
+        process.send_signal(signal.SIGKILL)
+        assert process.exit_text(10.0) == "signal 9 (SIGKILL)"
+        process.end.wait_closed(10.0)
+    worker = Worker(judge.launcher, kind="kernel")
+    assert worker.alive
+    worker.close()
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:99", "meta"])

@@ -33,11 +33,13 @@ def kernel_fn(x, weight):
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_every_point_has_a_verdict(tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_point_has_a_verdict(
+    tmp_path: Path, cpu_judge: Judge, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Failing points cost themselves only, and a slower point is seen to be slower."""
     monkeypatch.setattr("os.cpu_count", lambda: width)
     files = [write_kernel(tmp_path, POINT.format(block=b), f"p{b}.py") for b in (0, 3, 4, 5, 200)]
-    with Judge("cpu") as judge, judge.open(rms_task(tmp_path / "task")) as task:
+    with cpu_judge.open(rms_task(tmp_path / "task")) as task:
         fast, raised, wrong, gone, slow = task.sweep(files)
         assert task._sweep is not None
         left = [lane.worker for lane in task._sweep._lanes if lane.worker and not lane.worker.closed]
@@ -51,7 +53,7 @@ def test_every_point_has_a_verdict(tmp_path: Path, width: int, monkeypatch: pyte
     assert "no such block" in raised.reason
 
 
-def test_tasks_prepared_side_by_side(tmp_path: Path) -> None:
+def test_tasks_prepared_side_by_side(tmp_path: Path, cpu_judge: Judge) -> None:
     """They are the same judges that `open` makes one by one, and a broken reference costs only itself."""
     first, second = rms_task(tmp_path / "a"), rms_task(tmp_path / "b")
     second.fingerprint = "b" * 64
@@ -59,13 +61,12 @@ def test_tasks_prepared_side_by_side(tmp_path: Path) -> None:
     broken.fingerprint = "c" * 64
     (broken.dir / "reference.py").write_text("class Model: pass\n")
     good = write_kernel(tmp_path, GOOD, "good.py")
-    with Judge("cpu") as judge:
-        baselines = judge.prepare([first, second, broken])
-        assert set(baselines) == {first.fingerprint, second.fingerprint}
-        assert all(b["eager"] > 0 for b in baselines.values())
-        for task in (first, second):
-            with judge.open(task) as opened:
-                assert opened.baselines == baselines[task.fingerprint]
-                assert opened.judge(good).correct
-        with pytest.raises(TaskError):
-            judge.open(broken)
+    baselines = cpu_judge.prepare([first, second, broken])
+    assert set(baselines) == {first.fingerprint, second.fingerprint}
+    assert all(b["eager"] > 0 for b in baselines.values())
+    for task in (first, second):
+        with cpu_judge.open(task) as opened:
+            assert opened.baselines == baselines[task.fingerprint]
+            assert opened.judge(good).correct
+    with pytest.raises(TaskError):
+        cpu_judge.open(broken)

@@ -23,11 +23,8 @@ def kernel_fn(x, weight):
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    os.environ["OPENAI_API_KEY"] = "sk-secret"
-    with Judge("cpu") as j:
-        del os.environ["OPENAI_API_KEY"]
-        yield j
+def judge(cpu_judge: Judge) -> Judge:
+    return cpu_judge
 
 
 @pytest.fixture(scope="module")

