@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 def contents(tmp_path: Path) -> Contents:
     task = rms_task(tmp_path / "task")
     maker = CaseMaker(InputSource(task, CPU), load_reference(task.dir / "reference.py", CPU))
-    inputs = InputBuffers(task, [spec_of(p) for p in task.inputs], 5, CPU, tmp_path, ipc=False)
+    inputs = InputBuffers(task, [spec_of(p) for p in task.inputs], (5, 5), CPU, tmp_path, ipc=False)
     bases = [maker.make("normal").inputs for _ in range(2)]
     inputs.write_statics(bases[0])
     return Contents(inputs, maker, bases)

@@ -130,7 +130,7 @@ def test_the_judges_clock_bears_out_an_honest_claim(norm: TaskJudge, tmp_path: P
     candidate = WorkerArm("candidate", worker, 0, outputs=outputs)
     norm.launcher.settle()
     arms = [*norm.baseline_arms(collect=True), candidate]
-    rounds = clock.interleave(arms, 40, buffers=norm.inputs.count, device=norm.device)
+    rounds = clock.interleave(arms, 40, buffers=norm.inputs.timed, device=norm.device)
     over = {
         name: 1e6 * statistics.median(s.gated_s - s.claimed_s for s in samples)
         for name, samples in rounds.samples.items()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from judge_tasks import LINEARS, RMS_NORM, make_task, rms_task
 
-from autokernel.judge.buffers import InputBuffers, slot_count
+from autokernel.judge.buffers import InputBuffers, slot_counts
 from autokernel.judge.cases import CaseMaker, fresh_seed, worst_e0
 from autokernel.judge.inputs import DISTRIBUTIONS, InputSource, distributions_for
 from autokernel.judge.layout import TensorSpec, stride_order
@@ -144,7 +144,7 @@ def test_input_buffers_hold_strided_values_and_see_changes(tmp_path: Path) -> No
     }
     task = make_task(tmp_path, LINEARS, values)
     specs = [TensorSpec.of(v) for v, _ in values.values()]
-    buffers = InputBuffers(task, specs, 3, CPU, tmp_path, ipc=False)
+    buffers = InputBuffers(task, specs, (3, 2), CPU, tmp_path, ipc=False)
     inputs = [v for v, _ in values.values()]
     buffers.write_statics(inputs)
     assert set(buffers.views) == {"as an offset view", "with padded rows"}
@@ -160,8 +160,8 @@ def test_input_buffers_hold_strided_values_and_see_changes(tmp_path: Path) -> No
 
 
 def test_slots_fit_the_budget() -> None:
-    assert slot_count(CPU, 1 << 10, 30e-6) == 50  # 1.5 ms of calls, each on a buffer of its own
-    assert slot_count(CPU, 1 << 10, 1e-6) == 512
-    assert slot_count(CPU, 1 << 10, 5e-3) == 1
-    assert slot_count(CPU, 200 << 20, 1e-6) == 2
-    assert slot_count(CPU, 8 << 30, 0.0) == 1
+    assert slot_counts(CPU, 1 << 10, 30e-6) == (50, 50)  # 1.5 ms of calls, each on a buffer of its own
+    assert slot_counts(CPU, 1 << 10, 1e-6) == (512, 512)
+    assert slot_counts(CPU, 1 << 10, 5e-3) == (2, 1)
+    assert slot_counts(CPU, 200 << 20, 1e-6) == (2, 2)
+    assert slot_counts(CPU, 8 << 30, 0.0) == (1, 1)

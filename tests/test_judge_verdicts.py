@@ -220,6 +220,15 @@ def test_the_baseline_is_started_again_if_it_died(norm: TaskJudge, tmp_path: Pat
     assert norm.judge(write_kernel(tmp_path, GOOD)).correct
 
 
+def test_one_static_buffer_is_noticed_where_one_call_is_a_sample(judge: Judge, tmp_path: Path) -> None:
+    body = wrap("y = OUT.copy_(y)", "OUT = torch.empty(4096, 1024)")
+    with judge.open(rms_task(tmp_path / "task", 4096, 1024)) as long:
+        assert (long.inputs.count, long.inputs.timed) == (2, 1)
+        assert long.judge(write_kernel(tmp_path, GOOD)).correct
+        verdict = long.judge(write_kernel(tmp_path, body, "static.py"))
+    assert verdict.status == "incorrect" and "normal inputs" in verdict.reason, verdict
+
+
 def test_merged_linears_with_prepack(judge: Judge, tmp_path: Path) -> None:
     with judge.open(linears_task(tmp_path / "task")) as tj:
         verdict = tj.judge(write_kernel(tmp_path, MERGED), tier="promote")

@@ -1,8 +1,8 @@
 """The judge's buffers for one task: input slots that all its workers map, output areas that one worker fills.
 
-A slot is one full set of inputs.  Timing rotates over the first ``count`` slots; two more hold the same
-values as an offset view and with padded rows.  On a GPU, static inputs are repeated per slot where that
-is what it takes to be cold in L2, as a model's weights are.
+A slot is one full set of inputs.  There are ``count``, of which the first ``timed`` are timed; two more hold
+the same values as an offset view and with padded rows.  On a GPU, static inputs are repeated per slot where
+that is what it takes to be cold in L2, as a model's weights are.
 """
 
 from __future__ import annotations
@@ -27,20 +27,24 @@ PATTERNS = (0xFF, 0x7B)
 """Bytes that memory is poisoned with: NaN in every float dtype, and a large finite number."""
 
 
-def slot_count(device: torch.device, bytes_per_call: int, estimate_s: float) -> int:
-    """How many distinct input sets there are, one for each call of a sample.
+def slot_counts(device: torch.device, bytes_per_call: int, estimate_s: float) -> tuple[int, int]:
+    """How many distinct input sets there are, and how many of them a sample calls on, once each.
 
-    On a CPU as many as make a sample long enough to be measured. On a GPU, calls short enough to be helped by
-    a warm L2 have at least 3 x L2 of buffers.
+    At least two where there is room: what a kernel returned for one must not be overwritten by the next.  On
+    a CPU a sample is long enough to be measured, be it a single call. On a GPU, calls short enough to be
+    helped by a warm L2 have at least 3 x L2 of buffers.
     """
     room = max(1, BUDGET[device.type] // max(bytes_per_call, 1))
     if device.type == "cpu":
         wanted = max(1, math.ceil(MIN_SAMPLE_S["cpu"] / max(estimate_s, 1e-7)))
-        return min(wanted, MAX_SLOTS["cpu"], room)
+        timed = min(wanted, MAX_SLOTS["cpu"], room)
+        return min(max(timed, 2), room), timed
     if estimate_s >= MIN_SAMPLE_S["cuda"]:
-        return min(2, room)
-    wanted = max(MIN_GRAPH_CALLS, math.ceil(3 * l2_bytes(device) / max(bytes_per_call, 1)))
-    return max(1, min(wanted, MAX_SLOTS["cuda"], room))
+        count = min(2, room)
+    else:
+        wanted = max(MIN_GRAPH_CALLS, math.ceil(3 * l2_bytes(device) / max(bytes_per_call, 1)))
+        count = max(1, min(wanted, MAX_SLOTS["cuda"], room))
+    return count, count
 
 
 class InputBuffers:
@@ -50,13 +54,14 @@ class InputBuffers:
         self,
         task: Task,
         specs: Sequence[TensorSpec],
-        count: int,
+        counts: tuple[int, int],
         device: torch.device,
         scratch: Path,
         *,
         ipc: bool,
     ) -> None:
-        self.task, self.count = task, count
+        self.task = task
+        self.count, self.timed = count, _ = counts
         static = [p.role != "activation" for p in task.inputs]
         static_bytes = sum(s.extent for s, is_static in zip(specs, static, strict=True) if is_static)
         repeat = device.type == "cuda" and count > 1 and static_bytes < 3 * l2_bytes(device)

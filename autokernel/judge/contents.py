@@ -37,7 +37,7 @@ class Contents:
 
     def deal(self) -> None:
         """Put new contents into every slot that is timed."""
-        self.values = [self._fresh() for _ in range(self.inputs.count)]
+        self.values = [self._fresh() for _ in range(self.inputs.timed)]
         for slot, values in enumerate(self.values):
             self.inputs.write(slot, values)
         self.inputs.arena.sync()

@@ -90,6 +90,7 @@ def scrubbed_environment(device: str) -> dict[str, str]:
     # once, each gains less from a pool than it costs to start one.
     env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     env["PYTHONUNBUFFERED"] = "1"
+    env["TORCHINDUCTOR_CACHE_DIR"] = str(trusted_cache() / "inductor")  # the zygote's; see `cache_folders`
     return env | _bytecode()
 
 

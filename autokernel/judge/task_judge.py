@@ -12,7 +12,7 @@ from torch import Tensor
 
 from autokernel.errors import AutokernelError
 from autokernel.judge import admission, clock
-from autokernel.judge.buffers import InputBuffers, OutputBuffers, slot_count
+from autokernel.judge.buffers import InputBuffers, OutputBuffers, slot_counts
 from autokernel.judge.cases import CaseMaker, worst_e0
 from autokernel.judge.contents import Contents
 from autokernel.judge.handle import Prepared, Worker, WorkerFault
@@ -107,7 +107,7 @@ class TaskJudge:
         owned = {t.untyped_storage().data_ptr() for t in inputs}
         return [t.untyped_storage().data_ptr() in owned for t in self.maker.eager(inputs)]
 
-    def _slots(self, reference: torch.nn.Module, specs: list[TensorSpec]) -> int:
+    def _slots(self, reference: torch.nn.Module, specs: list[TensorSpec]) -> tuple[int, int]:
         repeated = [s for s, p in zip(specs, self.task.inputs, strict=True) if p.role == "activation"]
         if self.device.type == "cuda":
             repeated = specs
@@ -115,7 +115,7 @@ class TaskJudge:
         inputs = self.maker.place(self.source.draw("normal", 0, 1.0))
         with torch.no_grad():
             estimate_s = clock.make_timer([(reference, inputs)], self.device).estimate_s
-        return slot_count(self.device, bytes_per_call, estimate_s)
+        return slot_counts(self.device, bytes_per_call, estimate_s)
 
     def _start_baselines(self) -> None:
         """One trusted worker holds eager and compiled; a compiled one that fails or is wrong is left out.
@@ -151,7 +151,7 @@ class TaskJudge:
                     self.calls = prepared.calls
                 if name == "eager" and prepared.graph:
                     # All arms of a comparison make as many calls per sample as eager does.
-                    self._sample_s = 1e9 if prepared.calls > self.inputs.count else 1e-9
+                    self._sample_s = 1e9 if prepared.calls > self.inputs.timed else 1e-9
             except WorkerFault as fault:
                 self.baseline_failures[name] = fault.reason
                 if name == "eager":
@@ -186,7 +186,7 @@ class TaskJudge:
             return clock.interleave(
                 [*arms, *twins, *again],
                 CALIBRATION_ROUNDS,
-                buffers=self.inputs.count,
+                buffers=self.inputs.timed,
                 before_round=contents.deal,
                 device=self.device,
             )
@@ -256,7 +256,7 @@ class TaskJudge:
         """Have ``worker`` ready its timer for a subject, with as many calls per sample as eager has."""
         sample_s = self._sample_s if self.graph else None
         return worker.prepare(
-            number, range(self.inputs.count), graph=self.graph, min_sample_s=sample_s, once=True
+            number, range(self.inputs.timed), graph=self.graph, min_sample_s=sample_s, once=True
         )
 
     def kernel_spec(self, path: Path) -> dict[str, Any]:

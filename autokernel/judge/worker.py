@@ -63,6 +63,20 @@ def preload(*, compiler: bool) -> None:
             import torch._inductor.cudagraph_trees  # noqa: F401
 
 
+def find_vector_units() -> None:
+    """Have Inductor find out, in the zygote, which vector instructions its C++ may use.
+
+    It compiles a file for each kind, in every process whose cache is its own: longer than a verdict takes.
+    """
+    with contextlib.suppress(ImportError):
+        from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+        try:
+            valid_vec_isa_list()
+        except Exception as error:  # noqa: BLE001 - a broken compiler is found out, and named, where it is used
+            print(f"vector instructions are unknown: {error}", flush=True)
+
+
 def _precompiled_headers(cache: Path, *, trusted: bool) -> None:
     """Keep the C++ headers that Inductor compiles beforehand with its other results.
 

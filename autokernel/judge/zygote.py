@@ -42,6 +42,8 @@ def main() -> None:
     exits: dict[int, int] = {}
     lean = "lean" in sys.argv[3:]
     worker.preload(compiler=not lean)
+    if sys.argv[2] == "cpu":
+        worker.find_vector_units()
     if sys.argv[2].startswith("cuda") and not lean and worker.cuda_initialized():
         os.set_inheritable(control.fileno(), True)
         os.execv(

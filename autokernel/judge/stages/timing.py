@@ -77,7 +77,7 @@ class CandidateArm(WorkerArm):
 
     def check(self, contents: Contents, eager: Tensor) -> None:
         """Raise WorkerFault unless the latest sample's outputs are right; ``eager``'s are of that round."""
-        count = contents.inputs.count
+        count = contents.inputs.timed
         if missing := [s for s in range(count) if s not in self.records]:
             raise WorkerFault("rejected", f"timed calls without a result (buffers {missing[:4]})")
         typical = self.trial.cases[0]
@@ -141,7 +141,7 @@ def _measure(
     result = clock.interleave(
         [*baseline, *candidates],
         rounds,
-        buffers=judge.inputs.count,
+        buffers=judge.inputs.timed,
         before_round=contents.deal,
         after_round=check,
         device=judge.device,
