@@ -355,6 +355,23 @@ def test_what_the_only_kernel_gives_is_what_adding_it_gave() -> None:
     assert line.contribution == 1.25  # leaving it out has the last word
 
 
+def test_an_evicted_region_is_told_of_by_its_own_winner() -> None:
+    winner = Experiment(0, "n", "norm", task="01-norm", status="keep", backend="cpp", candidate="a")
+    other = Experiment(
+        1, "n", "norm", task="01-norm", status="discard", backend="torch", candidate="b", latency_us=2.0
+    )
+    added = Experiment(
+        2, "n", "model", task="model", status="discard", backend="autokernel", candidate="a", reason="not a"
+    )
+    swapped = replace(added, candidate="b", reason="not b")
+    (line,) = summarize([winner, other, added, swapped]).kernels
+    assert (line.backend, line.outcome, line.why) == ("cpp", "evicted", "not a")
+    added, swapped = replace(added, status="keep", reason=""), replace(swapped, status="keep", reason="")
+    without = replace(swapped, candidate="", parent="b", reason="not slower without b")
+    (line,) = summarize([winner, other, added, swapped, without]).kernels
+    assert (line.backend, line.outcome, line.why) == ("torch", "evicted", "not slower without b")
+
+
 def test_nothing_helped_is_said_plainly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path, improved=False)
     code, out, _ = call(capsys, "report", str(tmp_path))

@@ -154,6 +154,26 @@ def _ours(summary: Summary, ours: Sequence[Experiment]) -> None:
     summary.executor = row.description
 
 
+def _tried(
+    kept: Sequence[Experiment],
+    correct: Sequence[Experiment],
+    ours: Sequence[Experiment],
+    added: Sequence[Experiment],
+) -> list[Experiment]:
+    """Of a region that is not in the model: what was last left out of it, else the region's own winner (and
+    not an alternative that it was compared with), else whatever was tried."""
+    tried = {r.candidate for r in added}
+    left_out = {r.parent for r in ours if r.parent and r.status == "keep"}
+    for rows in (
+        [r for r in (*kept, *correct) if r.candidate in left_out],
+        [r for r in kept if r.candidate in tried],
+        [r for r in correct if r.candidate in tried],
+    ):
+        if rows:
+            return rows
+    return []
+
+
 def _kernel(task: str, rows: Sequence[Experiment], ours: Sequence[Experiment]) -> KernelLine:
     kept = [r for r in rows if r.status == "keep"]
     correct = [r for r in rows if r.status == "discard" and r.latency_us is not None]
@@ -162,10 +182,9 @@ def _kernel(task: str, rows: Sequence[Experiment], ours: Sequence[Experiment]) -
     added = [r for r in ours if not r.parent and r.candidate in ids]
     final = final_row(ours)
     inside = [r for r in kept + correct if final and r.candidate in final.candidate.split(",")]
-    if inside:  # one of several kernels that the model was tried with
-        added = [r for r in added if r.candidate == inside[-1].candidate]
-    tried = [r for r in kept + correct if added and r.candidate == added[-1].candidate]
-    best = (inside or tried or kept or [min(correct, key=lambda r: r.latency_us or 0.0, default=None)])[-1]
+    fastest = min(correct, key=lambda r: r.latency_us or 0.0, default=None)
+    best = (inside or _tried(kept, correct, ours, added) or kept or [fastest])[-1]
+    added = [r for r in added if best is not None and r.candidate == best.candidate]
     line = KernelLine(task=task, family=rows[0].kernel_type, attempts=len(attempts))
     if best is None:
         failed = [r for r in rows if r.status != "baseline" and r.reason]
