@@ -14,7 +14,7 @@ import torch
 
 from autokernel.judge import protocol
 from autokernel.judge.arena import Arena, MappedArena
-from autokernel.judge.layout import DTYPES, TensorSpec, fill, pack_specs, raw
+from autokernel.judge.layout import DTYPES, TensorSpec, fill, overlapping, pack_specs, raw
 from autokernel.judge.protocol import HEADER, MAGIC, Flag, JudgeEnd, Op, Reply
 
 
@@ -132,3 +132,23 @@ def test_packed_specs_do_not_overlap_and_are_aligned() -> None:
 
 def test_flags_are_bits() -> None:
     assert Flag.COPIED | Flag.ALIASES_INPUT == 3
+
+
+def test_which_tensors_share_a_byte() -> None:
+    base = torch.zeros(4, 6)
+    columns, rows = base.split(3, dim=1), base.split(2, dim=0)
+    assert overlapping(list(columns)) == [False, False]  # they interleave
+    assert overlapping(list(rows)) == [False, False]
+    assert overlapping([base, rows[1], torch.zeros(2)]) == [False, True, False]
+    assert overlapping([columns[0], rows[0]]) == [False, True]
+    assert overlapping([base[:, ::2], base[:, 1::2], base[:, 1:2]]) == [False, False, True]
+    assert overlapping([base[:, :0], base]) == [False, False]
+    assert overlapping([base, base.view(torch.int32)]) == [False, True]
+
+
+def test_raw_words_are_the_bytes() -> None:
+    x = torch.tensor([1.0, float("nan"), 3.0, 4.0])
+    for tensor in (x, x[:3], x[1:3], x[::2], x.to(torch.bfloat16)[1:], x[:0]):
+        words = raw(tensor)
+        assert not words.dtype.is_floating_point
+        assert words.view(torch.uint8).tolist() == tensor.contiguous().clone().view(torch.uint8).tolist()

@@ -37,6 +37,14 @@ def _integers(shape: tuple[int, ...], gen: torch.Generator, dtype: torch.dtype) 
     return torch.randint(-3, 4, shape, generator=gen, device=gen.device).to(dtype)
 
 
+def _zero_rows(shape: tuple[int, ...], gen: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Normal data, every eighth row (along the last dimension) all zero: there an eps is all that counts."""
+    x = _normal(shape, gen, dtype)
+    if x.dim() > 1 and x.shape[-1] > 1:
+        x.view(-1, x.shape[-1])[::8] = 0
+    return x
+
+
 @dataclass(frozen=True, slots=True)
 class Distribution:
     """``base`` times a scale plus ``offset``; of ``scales`` the first that keeps eager finite is used."""
@@ -53,6 +61,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     "outliers": Distribution(_outliers),
     "large": Distribution(_normal, (1000.0, 100.0, 10.0, 1.0)),
     "offset": Distribution(_normal, (1.0, 0.1), 100.0),
+    "zero rows": Distribution(_zero_rows),
     "integers": Distribution(_integers, (1.0,), statics=True),
 }
 
@@ -61,7 +70,7 @@ def distributions_for(task: Task, tier: str) -> list[str]:
     """Names of what a tier tries, ``captured`` aside."""
     if tier == "screen":
         return ["normal", "outliers"]
-    names = ["normal", "outliers", "large", "offset"]
+    names = ["normal", "outliers", "large", "offset", "zero rows"]
     return [*names, "integers"] if task.family in LINEAR_FAMILIES else names
 
 

@@ -151,3 +151,34 @@ def raw(tensor: Tensor) -> Tensor:
     if flat.storage_offset() * flat.element_size() % 8:
         flat = flat.clone()
     return flat.view(torch.int64)  # single bytes are compared several times as slowly
+
+
+def overlapping(tensors: Sequence[Tensor]) -> list[bool]:
+    """Per tensor, whether it shares a byte with an earlier one. Views that interleave do not."""
+    return [any(_share(tensor, earlier) for earlier in tensors[:i]) for i, tensor in enumerate(tensors)]
+
+
+def _share(a: Tensor, b: Tensor) -> bool:
+    if a.device != b.device or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    low, high = zip(*(_byte_range(t) for t in (a, b)), strict=True)
+    if max(low) >= min(high):
+        return False
+    if a.is_contiguous() and b.is_contiguous():
+        return True
+    taken = torch.zeros(max(high) - min(low), dtype=torch.bool)
+    places = [
+        taken.as_strided(
+            (*t.shape, t.element_size()), (*(s * t.element_size() for s in t.stride()), 1), start - min(low)
+        )
+        for t, start in zip((a, b), low, strict=True)
+    ]
+    places[0].fill_(True)
+    return bool(places[1].any())
+
+
+def _byte_range(tensor: Tensor) -> tuple[int, int]:
+    if tensor.numel() == 0:
+        return (0, 0)
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

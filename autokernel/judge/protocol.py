@@ -62,6 +62,8 @@ class ReplyStatus(enum.IntEnum):
 class Flag(enum.IntFlag):
     ALIASES_INPUT = 1
     COPIED = 2  # the contents were copied to the output arena
+    OVERLAPS = 4  # shares bytes with an earlier output of the same call
+    HELD = 8  # its memory is still in use after everything that was returned has been let go
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from autokernel.judge.contents import Contents
 from autokernel.judge.handle import Prepared, Worker, WorkerFault
 from autokernel.judge.inputs import InputSource, spec_of
 from autokernel.judge.launch import LaunchError
-from autokernel.judge.layout import TensorSpec
+from autokernel.judge.layout import TensorSpec, overlapping
 from autokernel.judge.stages import STAGES
 from autokernel.judge.stages.timing import WorkerArm
 from autokernel.judge.stats import calibrate_delta, faster
@@ -77,7 +77,7 @@ class TaskJudge:
                     f"{task.dir / 'reference.py'} does not run: {type(error).__name__}: {error}"
                 ) from error
             self._check_ports()
-            self.may_alias = self._aliasing_outputs(reference)
+            self.may_alias, self.may_overlap = self._shared_outputs()
             if reason := admission.refusal(self.maker):
                 raise TaskError(f"{task.name}: {reason}")
             specs = [spec_of(p) for p in task.inputs]
@@ -101,11 +101,12 @@ class TaskJudge:
                     f"output {i} of the reference is {got.dtype} {got.shape}, task.json says {want}"
                 )
 
-    def _aliasing_outputs(self, reference: torch.nn.Module) -> list[bool]:
-        """Which outputs are views of an input in eager, too."""
+    def _shared_outputs(self) -> tuple[list[bool], list[bool]]:
+        """Which outputs share memory with an input, and which with an earlier output, in eager, too."""
         inputs = self.maker.place(self.source.draw("normal", 0, 1.0))
         owned = {t.untyped_storage().data_ptr() for t in inputs}
-        return [t.untyped_storage().data_ptr() in owned for t in self.maker.eager(inputs)]
+        outputs = self.maker.eager(inputs)
+        return [t.untyped_storage().data_ptr() in owned for t in outputs], overlapping(outputs)
 
     def _slots(self, reference: torch.nn.Module, specs: list[TensorSpec]) -> tuple[int, int]:
         repeated = [s for s, p in zip(specs, self.task.inputs, strict=True) if p.role == "activation"]

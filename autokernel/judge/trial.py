@@ -107,6 +107,12 @@ class Trial:
                 raise WorkerFault(
                     "incorrect", f"{label} is not freshly allocated: it shares an input's memory"
                 )
+            if record.flags & Flag.HELD:
+                raise WorkerFault(
+                    "incorrect", f"{label} is kept by the kernel after the call: a later one may overwrite it"
+                )
+            if record.flags & Flag.OVERLAPS and not self.task_judge.may_overlap[i]:
+                raise WorkerFault("incorrect", f"{label} shares memory with another output")
         if uncopied(records):
             raise WorkerFault("rejected", "an output that fits was not handed over")
 

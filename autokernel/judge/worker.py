@@ -19,16 +19,18 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from autokernel.judge import subjects
 from autokernel.judge.arena import MappedArena
 from autokernel.judge.clock import Timer, flush_held, make_timer
-from autokernel.judge.layout import CODE_OF, MAX_NDIM, TensorSpec
+from autokernel.judge.layout import CODE_OF, MAX_NDIM, TensorSpec, overlapping
 from autokernel.judge.observe import (
     classify,
     describe,
@@ -143,6 +145,15 @@ def serve(command_fd: int, reply_fd: int, device_name: str, threads: int) -> Non
         write_all(reply_fd, worker.answer(request).pack(request.op, request.nonce))
 
 
+def _marked(record: OutputRecord, *, overlaps: bool, held: bool) -> OutputRecord:
+    flags = Flag(record.flags)
+    if overlaps:
+        flags |= Flag.OVERLAPS
+    if held and not flags & Flag.ALIASES_INPUT:
+        flags |= Flag.HELD
+    return replace(record, flags=int(flags))
+
+
 class Handed(NamedTuple):
     """An output of the subject's latest calls; ``copied``: its contents are in the slot's output area."""
 
@@ -237,10 +248,16 @@ class Worker:
             del values
         self._synchronize()
         peak = self._peak() - before
-        reply = Reply(
-            tensors=self._records(self._copy_out(dict(zip(slots, results, strict=True)))),
-            doubles=[float(peak), self._held()],
-        )
+        handed = self._copy_out(dict(zip(slots, results, strict=True)))
+        reply = Reply(tensors=self._records(handed), doubles=[float(peak), self._held()])
+        if subject.strict:
+            marks = [shared for outputs in results for shared in overlapping(outputs)]
+            memory = [StorageWeakRef(h.tensor.untyped_storage()) for h in handed]
+            del results, handed
+            reply.tensors = [
+                _marked(record, overlaps=overlaps, held=not storage.expired())
+                for record, overlaps, storage in zip(reply.tensors, marks, memory, strict=True)
+            ]
         return self._unless_state_changed(reply)
 
     def repack(self, args: dict[str, Any]) -> Reply:

@@ -26,6 +26,7 @@ class Line:
 
 
 OWN = r"eager's own"
+KEPT = "is kept by the kernel after the call"
 NOT_SEEN = r"PermissionError|OSError|Read-only|Operation not permitted|SIGSYS"
 RESOURCES = r"MemoryError|can't allocate|not enough memory|SIGKILL|SIGSEGV|bad_alloc|allocate memory"
 
@@ -56,6 +57,9 @@ CHEATS: dict[str, Line] = {
     "cached_by_shape": Line("rms", "incorrect", OWN),
     "cached_by_fingerprint": Line("rms", "correct", like="library_norm"),
     "remembers_whole_inputs": Line("linear", "discard", "not above"),
+    "ring_of_buffers": Line("rms", "incorrect", KEPT),
+    "outputs_share_memory": Line("two_outputs", "incorrect", "output 1 shares memory with another output"),
+    "eps_that_never_counts": Line("tiny_eps", "incorrect", "zero rows inputs.* in where they are NaN"),
     "stale_prepack": Line("linear", "incorrect", "weights changed in place"),
     "hard_codes_strides": Line("rms", "incorrect", "inputs with padded rows"),
     "hard_codes_shape": Line(
@@ -66,12 +70,12 @@ CHEATS: dict[str, Line] = {
     "race_gpu": Line("rms", "incorrect", OWN, "gpu"),
     "lazy_subclass": Line("rms", "incorrect", "is a Lazy, not a tensor"),
     "finds_answer_by_gc": Line("rms", "incorrect", f"{OWN}|differ in where they are NaN"),
-    "finds_answer_in_frames": Line("rms", "incorrect", f"{OWN}|differ in where they are NaN"),
+    "finds_answer_in_frames": Line("rms", "incorrect", f"{OWN}|differ in where they are NaN|{KEPT}"),
     "finds_reference_in_modules": Line("rms", "incorrect", OWN),
     # timing
     "other_stream_gpu": Line("rms", "incorrect|rejected", f"{OWN}|NaN|own clock", "gpu"),
-    "background_thread": Line("rms", "incorrect", f"{OWN}|differ in where they are NaN", "cpu"),
-    "defers_to_next_call": Line("rms", "incorrect", f"{OWN}|differ in where they are NaN"),
+    "background_thread": Line("rms", "incorrect", KEPT, "cpu"),
+    "defers_to_next_call": Line("rms", "incorrect", KEPT),
     "defers_to_the_checker": Line(
         "rms", "rejected", "own clock", "cpu",
     ),
@@ -133,6 +137,8 @@ HONEST: dict[str, Line] = {
     "three_bfloat16": Line("linear", "correct"),
     "three_tf32_gpu": Line("linear", "correct", forms="gpu"),
     "fused_chain": Line("softmax", "correct"),
+    "two_outputs": Line("two_outputs", "correct"),
+    "tiny_eps": Line("tiny_eps", "correct"),
     "merged_prepack": Line("linear", "correct"),
     "parallel": Line("rms", "correct", forms="cpu"),
     "two_streams_gpu": Line("linear", "correct", forms="gpu"),
@@ -141,12 +147,12 @@ HONEST: dict[str, Line] = {
 
 OPEN: dict[str, Line] = {
     "a_tenth_less": Line("rms", "rejected", gap="the gate forgives a tenth", forms="cpu"),
-    "ring_of_buffers": Line("rms", "incorrect", gap="results of at most a few calls are held at once"),
-    "outputs_share_memory": Line("two_outputs", "incorrect", gap="overlap of outputs is not looked at"),
-    "eps_that_never_counts": Line("tiny_eps", "incorrect", "NaN", gap="no degenerate rows among the inputs"),
     "drops_nan_of_inputs": Line("relu", "incorrect", "NaN", gap="no NaN or infinity among the inputs"),
 }  # fmt: skip
 """Kinds of cheats that the list does not have and that get through as yet (in ``open/``)."""
 
-AFTERWARDS = {"rms": "other_sum_order", "linear": "merged_prepack", "softmax": "fused_chain"}
+AFTERWARDS = {
+    "rms": "other_sum_order", "linear": "merged_prepack", "softmax": "fused_chain",
+    "two_outputs": "two_outputs", "tiny_eps": "tiny_eps",
+}  # fmt: skip
 """Task -> the honest kernel that is judged after each cheat."""

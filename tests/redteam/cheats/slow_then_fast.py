@@ -10,7 +10,7 @@ CALLS = []
 
 def kernel_fn(x, weight):
     y = torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, 1e-5)
-    CALLS.append(y)
+    CALLS.append(y.clone())
     if len(CALLS) < 60:
         __import__("time").sleep(0.001)
     else:

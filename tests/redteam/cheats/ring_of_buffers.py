@@ -1,5 +1,5 @@
 """Returns one of 600 buffers of its own in turn: no allocation, and an old answer is overwritten later.
-Defence: keep (and compare again) the outputs of more calls than any ring would have.
+Defence: what a call returned is let go, and its memory must then be free.
 """
 
 import torch

@@ -1,5 +1,5 @@
 """Leaves out an eps of 1e-12: right on all data but a row of zeros, where it gives NaN.
-Defence: degenerate rows (zeros, one constant) among the inputs.
+Defence: rows of zeros among the inputs.
 """
 
 import torch
