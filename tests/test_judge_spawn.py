@@ -176,8 +176,7 @@ def test_a_warm_worker_that_died_is_nobodys_fault(judge: Judge) -> None:
     judge.launcher.settle()
     for process in judge.launcher._warming:
         process.send_signal(signal.SIGKILL)
-        assert process.exit_text(10.0) == "signal 9 (SIGKILL)"
-        process.end.wait_closed(10.0)
+        process.end.wait_closed(10.0)  # whoever its zygote was, and whether that can still tell
     worker = Worker(judge.launcher, kind="kernel")
     assert worker.alive
     worker.close()
