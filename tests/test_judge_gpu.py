@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -170,10 +171,20 @@ def test_short_work_is_timed_near_the_device_clock() -> None:
     assert timer.mode == "graph" and 128e6 / seconds < 10e12
 
 
+def free_without_pool(norm: TaskJudge) -> int:
+    """Free device memory once the warm workers, of which there are more or fewer at a time, are gone."""
+    norm.launcher.use(norm.launcher.guards)
+    free = []
+    for _ in range(10):
+        time.sleep(0.2)
+        free.append(torch.cuda.mem_get_info()[0])
+    return max(free)
+
+
 def test_memory_does_not_grow_with_candidates(norm: TaskJudge, tmp_path: Path) -> None:
     good = write_kernel(tmp_path, LIBRARY)
     norm.judge(good)
-    before = torch.cuda.mem_get_info()[0]
+    before = free_without_pool(norm)
     for _ in range(3):
         norm.judge(good)
-    assert before - torch.cuda.mem_get_info()[0] < 1 << 30
+    assert before - free_without_pool(norm) < 256 << 20

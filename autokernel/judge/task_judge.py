@@ -35,6 +35,8 @@ TWINS = {"cpu": 3, "cuda": 0}
 """Processes that run eager once more.  On a device the process makes no difference (work is timed there, in a
 CUDA graph), so that eager is measured against itself."""
 SUBJECTS = {"eager": ("reference", 0), "compile": ("reference-compiled", 1)}
+PLAIN = 2
+"""Number of the subject that is eager once more, never in a CUDA graph."""
 LOG_LIMIT = 8000
 
 
@@ -54,6 +56,7 @@ class TaskJudge:
         self.delta = 0.0
         self.graph = self.device.type == "cuda"
         self._baseline: Worker | None = None
+        self._plain: Worker | None = None
         self._sample_s: float | None = None
         self.calls = 1
         """How many calls a sample consists of, for every arm: eager's number, from its trusted worker."""
@@ -224,6 +227,16 @@ class TaskJudge:
             for name, (_, number) in SUBJECTS.items()
             if name not in self.baseline_failures
         ]
+
+    def plain_arm(self) -> WorkerArm:
+        """Eager launched call by call, with its outputs: what the judge's clock sees beside such a sample."""
+        worker = self._baseline
+        assert worker is not None
+        if self._plain is not worker:
+            worker.load(PLAIN, self._reference_spec("reference"))
+            worker.prepare(PLAIN, range(self.inputs.timed), graph=False, once=True)
+            self._plain = worker
+        return WorkerArm("eager, plain", worker, PLAIN, outputs=self._output_buffers("baseline"), keeps=False)
 
     def start_kernel(self, path: Path, outputs: OutputBuffers) -> Worker:
         """An untrusted worker with the kernel loaded and the buffers mapped. Raises WorkerFault.

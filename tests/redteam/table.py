@@ -89,7 +89,7 @@ CHEATS: dict[str, Line] = {
     "sabotages_the_baseline": Line("rms", "rejected", "own clock", "cpu"),
     "patched_perf_counter": Line("rms", "rejected", "the judge's own clock saw", "cpu"),
     "patched_event_gpu": Line("rms", "rejected", "the judge's own clock saw", "gpu"),
-    "patched_synchronize_gpu": Line("rms", "rejected", "the judge's own clock saw", "gpu"),
+    "patched_synchronize_gpu": Line("rms", "rejected|incorrect", f"{OWN}|NaN|own clock", "gpu"),
     # tampering
     "exits_zero": Line("rms", "crash", r"the process ended \(exit code 0\) while running"),
     "forged_junk": Line("rms", "rejected", "tampered with the judge's channel"),

@@ -93,18 +93,24 @@ def run(trial: Trial) -> StageResult:
     judge = trial.task_judge
     worker, outputs = trial.running
     baseline = judge.baseline_arms(collect=True)
+    rivals = [arm.name for arm in baseline]
+    trusted = rivals[0]
     try:
         prepared = judge.ready(worker, SUBJECT)
         if prepared.note:
             trial.notes.append(f"timed as plain launches ({prepared.note})")
+        if judge.graph and not prepared.graph:
+            baseline.append(judge.plain_arm())
+            trusted = baseline[-1].name
         candidates = [CandidateArm("candidate", trial, worker, outputs, judge.calls)]
         if trial.parent is not None:
-            candidates += _parent_arm(trial, trial.parent)
+            candidates += (parent := _parent_arm(trial, trial.parent))
+            rivals += [arm.name for arm in parent]
         judge.launcher.settle()
         rounds = _measure(trial, baseline, candidates, ROUNDS[trial.tier])
     except WorkerFault as fault:
         return failed(fault.status, fault.reason)
-    return _conclude(trial, rounds, [a.name for a in (*baseline, *candidates)])
+    return _conclude(trial, rounds, rivals, trusted)
 
 
 def _parent_arm(trial: Trial, path: Path) -> list[CandidateArm]:
@@ -150,9 +156,9 @@ def _measure(
     return result
 
 
-def _conclude(trial: Trial, rounds: clock.Rounds, names: list[str]) -> StageResult:
+def _conclude(trial: Trial, rounds: clock.Rounds, rivals: list[str], trusted: str) -> StageResult:
+    """``trusted``: the arm whose samples are taken the same way, so that its overhead is the candidate's."""
     judge = trial.task_judge
-    trusted = next(n for n in names if n not in ("candidate", "parent"))
     if wrong := clock.gate_fault(rounds.samples["candidate"], rounds.samples[trusted]):
         return failed("rejected", wrong)
     ours = clock.confirmed_s(rounds.samples["candidate"], rounds.samples[trusted])
@@ -167,7 +173,7 @@ def _conclude(trial: Trial, rounds: clock.Rounds, names: list[str]) -> StageResu
             trial.latency_us = None
             return failed("rejected", text)
         trial.notes.append(f"flagged: {text}")
-    trial.ratios = {n: paired_ratio(rounds.times_s(n), ours) for n in names if n != "candidate"}
+    trial.ratios = {name: paired_ratio(rounds.times_s(name), ours) for name in rivals}
     if "compile" in trial.ratios and trial.ratios["compile"].ratio > FLAG_OVER_COMPILE:
         trial.notes.append(f"flagged: {trial.ratios['compile'].ratio:.1f}x over torch.compile")
     text = ", ".join(f"{r.ratio:.3f}x {n} (at least {r.lower_bound:.3f})" for n, r in trial.ratios.items())
