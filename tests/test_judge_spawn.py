@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -154,6 +155,9 @@ def test_deadline_and_a_dead_worker(judge: Judge) -> None:
     with pytest.raises(WorkerFault) as fault:
         worker.run([x])
     assert fault.value.status == "timeout" and time.monotonic() - start < 5
+    assert re.search(r"most recent call first\):\n  File .*test_judge_spawn.py", fault.value.log), (
+        fault.value.log
+    )
     with pytest.raises(WorkerFault, match="closed"):
         worker.run([x])
 

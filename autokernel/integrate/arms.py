@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ from autokernel.results import source_id
 
 MIN_SAMPLE_S = {"cpu": 0.02, "cuda": 0.006}
 """A sample lasts at least so long: several calls on a GPU, so that the host runs ahead, as when serving."""
+PATIENCE, MIN_PATIENCE_S = 3.0, 60.0
+"""A variant may take so many times as long to start as the slowest baseline did, and at least so long."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ class Arms:
         self._comparing = Lock()
         self._weights: Path | None = None
         self._answers: list[Answer] = []
+        self._baseline_s = 0.0
 
     def merges(self, kept: Sequence[tuple[Task, Path]]) -> dict[str, list[dict[str, Any]]]:
         return parameter_merges(self.loaded.model, self._graphs(), kept) if kept else {}
@@ -131,21 +135,14 @@ class Arms:
 
         def start(item: tuple[str, dict[str, Any]]) -> Arm:
             name, variant = item
-            arm = Arm(name)
-            subject = {
-                "kind": "factory",
-                "module": "autokernel.integrate.subjects",
-                "function": "make_subject",
-                "args": common | variant,
-            }
-            try:
-                tf32 = bool(torch.backends.cuda.matmul.allow_tf32)
-                arm.worker = self.judge.spawn(subject, inputs, allow_tf32=tf32)
-                self.check(arm)
-            except WorkerFault as fault:
-                arm.fail(fault)
-            except (LaunchError, torch.OutOfMemoryError) as error:
-                arm.fail(WorkerFault("infra_error", str(error).splitlines()[0]))
+            begun = time.monotonic()
+            arm = self._start_one(name, common | variant, inputs)
+            if arm.fault is not None and arm.fault.status == "timeout" and "baseline" not in variant:
+                # Several are compiled at once; one that hangs then need not hang again.
+                warnings.warn(f"{name}: {arm.fault.reason}; starting it once more", stacklevel=2)
+                arm = self._start_one(name, common | variant, inputs)
+            if arm.ready and "baseline" in variant:
+                self._baseline_s = max(self._baseline_s, time.monotonic() - begun)
             return arm
 
         _ = self.judge.ipc  # found out once, before several threads ask
@@ -156,6 +153,26 @@ class Arms:
         for arm in arms.values():  # they ran side by side: each one's share of the wall clock
             arm.seconds = (time.monotonic() - begun) / len(arms)
         return arms
+
+    def _start_one(self, name: str, args: dict[str, Any], inputs: Sequence[torch.Tensor]) -> Arm:
+        arm = Arm(name)
+        subject = {
+            "kind": "factory",
+            "module": "autokernel.integrate.subjects",
+            "function": "make_subject",
+            "args": args,
+        }
+        patience_s = max(MIN_PATIENCE_S, PATIENCE * self._baseline_s)
+        deadline_s = patience_s if self._baseline_s and "baseline" not in args else None
+        try:
+            tf32 = bool(torch.backends.cuda.matmul.allow_tf32)
+            arm.worker = self.judge.spawn(subject, inputs, deadline_s=deadline_s, allow_tf32=tf32)
+            self.check(arm)
+        except WorkerFault as fault:
+            arm.fail(fault)
+        except (LaunchError, torch.OutOfMemoryError) as error:
+            arm.fail(WorkerFault("infra_error", str(error).splitlines()[0]))
+        return arm
 
     def check(self, arm: Arm) -> None:
         """Run a variant on every answer's inputs and compare."""

@@ -37,6 +37,8 @@ DOING = {
     Op.COLLECT: "handing over its outputs",
 }  # fmt: skip
 
+SLOW = {Op.LOAD, Op.RUN, Op.PREPARE}
+
 
 class WorkerFault(Exception):
     """A worker failed. Caught where a verdict is made; ``status`` and ``reason`` go into it."""
@@ -109,6 +111,8 @@ class Worker:
         if self._rests:
             self.process.send_signal(signal.SIGCONT)
             self._rests = False
+        if op in SLOW:  # what it is at then is in its log, should it not answer in time
+            args = args | {"patience_s": max(0.9 * deadline_s, deadline_s - 1.0)}
         try:
             exchange = self.process.end.call(op, args, deadline_s)
         except DeadlineExpired:

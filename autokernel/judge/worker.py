@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import gc
 import os
@@ -194,12 +195,17 @@ class Worker:
             Op.SETUP: self.setup, Op.LOAD: self.load, Op.ATTACH: self.attach, Op.RUN: self.run,
             Op.REPACK: self.repack, Op.PREPARE: self.prepare, Op.TIME: self.time, Op.COLLECT: self.collect,
         }  # fmt: skip
+        if patience_s := request.args.get("patience_s"):
+            faulthandler.dump_traceback_later(patience_s, file=2)
         try:
             return handlers[request.op](request.args)
         except subjects.StructureError as error:
             return Reply(ReplyStatus.STRUCTURE, str(error))
         except BaseException as error:  # noqa: BLE001 - the worker's edge: whatever it was becomes a value
             return Reply(classify(error, request.op), describe(error))
+        finally:
+            if patience_s:
+                faulthandler.cancel_dump_traceback_later()
 
     def setup(self, args: dict[str, Any]) -> Reply:
         os.environ.update(args["env"])
