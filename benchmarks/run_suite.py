@@ -44,7 +44,7 @@ def run(name: str, out: Path, runs: Path, arguments: argparse.Namespace) -> None
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     env = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     with (
-        (folder / "output.txt").open("w", encoding="utf-8") as log,
+        (folder / "output.txt").open("w", encoding="utf-8", buffering=1) as log,
         subprocess.Popen(
             command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process,
