@@ -21,7 +21,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autokernel.records import Experiment
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -88,8 +93,8 @@ def table(out: Path) -> str:
 
     lines = [
         "| model | best baseline | latency | ours | speed-up over the best baseline (95 % interval) "
-        "| over eager | error / eager's | kernels in | optimized in |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| over eager | error / eager's | kernels in | judged regions' share of the time | optimized in |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     about = ""
     for name in MODELS:
@@ -113,8 +118,20 @@ def table(out: Path) -> str:
         kept = sum(k.outcome == "in the model" for k in summary.kernels)
         seconds = (folder / "seconds.txt").read_text().strip()
         rival = f"{best.backend} | {best.latency_us:.0f} µs" if best and best.latency_us else "- | -"
-        lines.append(f"| {name} | {rival} | {ours} | {ratio} | {eager} | {error} | {kept} | {seconds} s |")
+        profile = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
+        share = judged_share(rows, profile)
+        lines.append(
+            f"| {name} | {rival} | {ours} | {ratio} | {eager} | {error} | {kept} | {share:.1%} "
+            f"| {seconds} s |"
+        )
     return f"{time.strftime('%Y-%m-%d')}; {about}\n\n" + "\n".join(lines) + "\n"
+
+
+def judged_share(rows: Sequence[Experiment], profile: dict[str, Any]) -> float:
+    """Of eager's profiled time, the part in regions for which at least one candidate was found correct."""
+    judged = {r.task.rpartition("-")[2] for r in rows if r.candidate and r.status in ("keep", "discard")}
+    times = [r["time_us"] for r in profile["regions"] if r["fingerprint"][:8] in judged]
+    return sum(times) / profile["total_us"]
 
 
 def main() -> None:

@@ -341,6 +341,35 @@ def test_an_interval_stands_beside_the_ratio_it_is_of() -> None:
     assert (second.decided, second.rival, second.ci_low, second.ci_high) == (1.3, "its parent", 1.29, 1.31)
 
 
+def test_baselines_are_compared_within_the_rounds_they_share() -> None:
+    def timed(number: int, backend: str, latency_us: float) -> Experiment:
+        return Experiment(
+            number, "n", "model", task="model", status="baseline", backend=backend, latency_us=latency_us
+        )
+
+    rows = [timed(0, "eager", 300.0), timed(1, "compile-default", 100.0), timed(2, "compile-freezing", 120.0)]
+    again = [timed(7, "compile-default", 50.0), timed(8, "eager", 140.0)]  # the machine has become faster
+    alone = [timed(10, "compile-max-autotune", 60.0)]
+    found = {b.backend: (b.vs_eager, b.vs_best) for b in summarize([*rows, *again, *alone]).baselines}
+    assert found == {
+        "eager": (1.0, 50 / 140), "compile-default": (2.8, 1.0), "compile-freezing": (2.5, 100 / 120),
+        "compile-max-autotune": (None, None),
+    }  # fmt: skip
+
+
+def test_a_point_of_a_search_does_not_stand_for_the_kernel_that_was_promoted() -> None:
+    point = Experiment(
+        0, "n", "norm", task="01-norm", status="discard", backend="triton", candidate="a", latency_us=2.0
+    )
+    promoted = replace(point, experiment=1, status="keep", latency_us=2.1, speedup_vs_best_baseline=1.5)
+    final = Experiment(
+        2, "n", "model", task="model", status="keep", backend="autokernel", candidate="a", strategy="final"
+    )
+    for rows in ([point, promoted], [promoted, point]):
+        (line,) = summarize([*rows, final]).kernels
+        assert (line.latency_us, line.decided) == (2.1, 1.5)
+
+
 def test_what_the_only_kernel_gives_is_what_adding_it_gave() -> None:
     region = Experiment(0, "nano", "norm", task="01-norm", status="keep", backend="cpp", candidate="a")
     added = Experiment(

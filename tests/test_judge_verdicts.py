@@ -57,7 +57,7 @@ FAILURES = {
     "sys.exit": (wrap("raise SystemExit(0)"), "crash", "SystemExit"),
     "exit 0": (wrap("__import__('os')._exit(0)"), "crash", "exit code 0.* while running"),
     "segfault": (wrap("ctypes.string_at(0)", "import ctypes"), "crash", "SIGSEGV"),
-    "hangs": (wrap("while True: pass"), "timeout", "no answer within 4 s while running"),
+    "hangs": (wrap("while True: pass"), "timeout", r"within 4 s while running \(in kernel_fn, \S+:\d+\)"),
     "hangs in native code": (wrap("ctypes.CDLL(None).sleep(600)", "import ctypes"), "timeout", "4 s"),
     # wrong form
     "returns nothing": (wrap("y = None"), "incorrect", "NoneType"),

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from small_models import small
 from torch import Tensor, nn
 
+from autokernel.integrate.arms import Arm, Arms
 from autokernel.integrate.cuda_graph import CudaGraph
 from autokernel.integrate.whole_model import Answer, WholeModelOracle, agree
+from autokernel.judge.handle import WorkerFault
 
 
 def answer(noise: float = 1e-3) -> Answer:
@@ -95,3 +101,28 @@ def test_held_results_survive_the_next_replay() -> None:
             torch.testing.assert_close(fn(x), model(x))
         other = torch.randn(3, 64, device="cuda")  # another shape is recorded by itself
         torch.testing.assert_close(fn(other), model(other))
+
+
+def test_a_variant_that_hangs_is_started_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Baselines have all the time that the judge gives; they are what a variant's time is measured by."""
+    arms = object.__new__(Arms)
+    arms.loaded = SimpleNamespace(spec=SimpleNamespace(to_json=dict))  # pyright: ignore[reportAttributeAccessIssue]
+    arms.judge = SimpleNamespace(ipc=False)  # pyright: ignore[reportAttributeAccessIssue]
+    arms._answers, arms._weights, arms._baseline_s = [SimpleNamespace(inputs=[])], tmp_path, 0.0  # pyright: ignore
+    started: list[str] = []
+
+    def start_one(name: str, args: dict[str, Any], inputs: object) -> Arm:
+        started.append(name)
+        hangs = name != "good" and started.count(name) <= {"hung once": 1}.get(name, 9)
+        status = "crash" if name == "crashes" else "timeout"
+        fault = WorkerFault(status, "no answer") if hangs else None
+        return Arm(name, fault=fault)
+
+    monkeypatch.setattr(arms, "_start_one", start_one)
+    variants = {"good": {}, "hung once": {}, "hangs": {}, "crashes": {}, "eager": {"baseline": "eager"}}
+    with pytest.warns(UserWarning, match="no answer; starting it once more"):
+        found = arms.start(variants)
+    assert {n: started.count(n) for n in found} == {
+        "good": 1, "hung once": 2, "hangs": 2, "crashes": 1, "eager": 1,
+    }  # fmt: skip
+    assert [n for n, arm in found.items() if arm.fault is None] == ["good", "hung once"]

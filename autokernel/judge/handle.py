@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from autokernel.judge.arena import Arena
@@ -38,6 +40,14 @@ DOING = {
 }  # fmt: skip
 
 SLOW = {Op.LOAD, Op.RUN, Op.PREPARE}
+
+
+def stuck_at(log: str) -> str:
+    """`` (in FUNCTION, FILE:LINE)`` for the worker's main thread when its time was nearly up, as it said; or
+    ``""``."""
+    threads = log.rpartition("Timeout (")[2].split("(most recent call first):")
+    frame = re.search(r'File "([^"\n]*)", line (\d+) in (\S+)', threads[-1]) if len(threads) > 1 else None
+    return f" (in {frame[3][:80]}, {PurePath(frame[1]).name[:80]}:{frame[2]})" if frame else ""
 
 
 class WorkerFault(Exception):
@@ -117,9 +127,8 @@ class Worker:
             exchange = self.process.end.call(op, args, deadline_s)
         except DeadlineExpired:
             log = self._bury()
-            raise WorkerFault(
-                "timeout", f"no answer within {deadline_s:.0f} s while {DOING[op]}", log
-            ) from None
+            reason = f"no answer within {deadline_s:.0f} s while {DOING[op]}{stuck_at(log)}"
+            raise WorkerFault("timeout", reason, log) from None
         except ChannelClosed:
             how = self.process.exit_text()
             log = self._bury()

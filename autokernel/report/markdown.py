@@ -15,13 +15,12 @@ def render_markdown(summary: Summary) -> str:
         f"**{summary.headline()}**",
     ]
     if summary.baselines:
-        best = next((b.latency_us for b in summary.baselines if b.best), None)
         rows = [
             [
                 b.backend + (" (best baseline)" if b.best else ""),
                 latency(b.latency_us),
                 times(b.vs_eager),
-                times(best / b.latency_us if best and b.latency_us else None),
+                times(b.vs_best),
                 b.reason if b.latency_us is None else "",
             ]
             for b in sorted(summary.baselines, key=lambda b: b.latency_us or float("inf"))

@@ -24,9 +24,13 @@ KEPT_ALONE, NOT_FASTER = "not tried in the model", "not faster"
 
 @dataclass(slots=True)
 class Baseline:
+    """Its latest measurement.  ``vs_eager`` and ``vs_best`` are times faster than eager and than the best
+    baseline, from the rounds in which both were timed; None if there were none."""
+
     backend: str
     latency_us: float | None
     vs_eager: float | None
+    vs_best: float | None = None
     best: bool = False
     reason: str = ""
 
@@ -120,20 +124,34 @@ def summarize(rows: Sequence[Experiment]) -> Summary:
 
 
 def _baselines(summary: Summary, model: Sequence[Experiment]) -> None:
-    last: dict[str, Experiment] = {}
+    together: dict[str, dict[str, Experiment]] = {}
+    batch, before = dict[str, Experiment](), -1
     for row in model:
-        if row.backend != OURS:
-            last[row.backend] = row
-    eager = last["eager"].latency_us if "eager" in last else None
-    for row in last.values():
-        ratio = eager / row.latency_us if eager and row.latency_us else None
-        reason = row.reason if row.status == "baseline" else f"{row.status}: {row.reason}"
-        summary.baselines.append(Baseline(row.backend, row.latency_us, ratio, reason=reason))
-    timed = [b for b in summary.baselines if b.latency_us is not None]
-    if timed:
-        best = min(timed, key=lambda b: b.latency_us or 0.0)
-        best.best = True
-        summary.best_baseline = best.backend
+        if row.backend == OURS:
+            continue
+        if row.experiment != before + 1:  # rows without a gap were timed in the same rounds
+            batch = {}
+        batch[row.backend], before = row, row.experiment
+        together[row.backend] = batch
+    timed = {name: row.latency_us for name, rows in together.items() if (row := rows[name]).latency_us}
+    summary.best_baseline = min(timed, key=lambda name: timed[name], default="")
+    for name, rows in together.items():
+        row = rows[name]
+
+        def times_faster(
+            rival: str, row: Experiment = row, rows: dict[str, Experiment] = rows
+        ) -> float | None:
+            other = rows[rival].latency_us if rival in rows else None
+            return other / row.latency_us if other and row.latency_us else None
+
+        line = Baseline(name, row.latency_us, times_faster("eager"), times_faster(summary.best_baseline))
+        line.best = name == summary.best_baseline
+        line.reason = row.reason if row.status == "baseline" else f"{row.status}: {row.reason}"
+        summary.baselines.append(line)
+
+
+def _times_faster(row: Experiment, rival: Experiment | None) -> float | None:
+    return rival.latency_us / row.latency_us if rival and rival.latency_us and row.latency_us else None
 
 
 def final_row(ours: Sequence[Experiment]) -> Experiment | None:
@@ -181,7 +199,8 @@ def _kernel(task: str, rows: Sequence[Experiment], ours: Sequence[Experiment]) -
     ids = {r.candidate for r in attempts}
     added = [r for r in ours if not r.parent and r.candidate in ids]
     final = final_row(ours)
-    inside = [r for r in kept + correct if final and r.candidate in final.candidate.split(",")]
+    inside = [r for r in correct + kept if final and r.candidate in final.candidate.split(",")]
+    inside.sort(key=lambda r: r.speedup_vs_best_baseline is not None)  # a point of a search was only timed
     fastest = min(correct, key=lambda r: r.latency_us or 0.0, default=None)
     best = (inside or _tried(kept, correct, ours, added) or kept or [fastest])[-1]
     added = [r for r in added if best is not None and r.candidate == best.candidate]

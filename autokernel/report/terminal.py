@@ -63,14 +63,12 @@ def table(title: str, *columns: str) -> Table:
 
 def _model_table(summary: Summary) -> Table:
     grid = table("Whole model", "what ran", "latency", "vs eager", "vs best baseline", "95 % interval")
-    best = next((b.latency_us for b in summary.baselines if b.best), None)
     for line in sorted(summary.baselines, key=lambda b: b.latency_us or float("inf")):
         if line.latency_us is None:
             grid.add_row(line.backend, "-", "-", "-", _clip(line.reason, 60), style="dim")
             continue
-        ratio = best / line.latency_us if best else None
         name = f"{line.backend} (best baseline)" if line.best else line.backend
-        grid.add_row(name, latency(line.latency_us), times(line.vs_eager), times(ratio), "")
+        grid.add_row(name, latency(line.latency_us), times(line.vs_eager), times(line.vs_best), "")
     if summary.improved:
         interval = f"{_number(summary.ci_low)} – {_number(summary.ci_high)}"
         grid.add_row(

@@ -12,11 +12,10 @@ import triton.language as tl
 BACKEND = "triton"
 SHAPES = "fixed"
 
-BLOCK_M = 128
-BLOCK_N = 64
-num_warps = 8
-num_stages = 3
-SPACE = {"BLOCK_M": [32, 64, 128], "BLOCK_N": [32, 64, 128], "num_warps": [4, 8], "num_stages": [2, 3, 4]}
+BLOCK_M = 64  # tuned
+BLOCK_N = 64  # tuned
+num_warps = 4  # tuned
+num_stages = 4  # tuned
 
 
 @triton.jit

@@ -10,12 +10,12 @@ import triton.language as tl
 BACKEND = "triton"
 SHAPES = "fixed"
 
-BLOCK_M = 128  # tuned
+BLOCK_M = 64  # tuned
 BLOCK_N = 64  # tuned
-BLOCK_K = 128  # tuned
+BLOCK_K = 64  # tuned
 GROUP_M = 8
-num_warps = 8  # tuned
-num_stages = 3  # tuned
+num_warps = 4  # tuned
+num_stages = 4  # tuned
 
 
 @triton.jit
