@@ -155,6 +155,26 @@ def test_the_faster_executor_is_chosen_with_all_kernels_in(tmp_path: Path) -> No
     assert executor == "plain" and chosen == {"a"}
 
 
+def test_an_executor_that_fails_is_not_chosen(tmp_path: Path) -> None:
+    def cost(names: set[str], executor: str) -> float | None:
+        return None if executor == "inductor" else 100.0 - 10 * len(names)
+
+    kernels = [kernel(tmp_path, "a"), kernel(tmp_path, "b")]
+    chosen, executor, rows = select(kernels, cost)
+    assert executor == "plain" and chosen == {"a", "b"}
+    carriers = {r.strategy: r.status for r in rows if r.description.startswith("all 2 kernels")}
+    assert carriers["inductor"] == "crash" and carriers["plain"] in ("keep", "discard")
+
+
+@pytest.mark.parametrize(("gain", "stays"), [(-5.0, False), (5.0, True)])
+def test_an_alternative_has_to_beat_none_at_all(tmp_path: Path, gain: float, stays: bool) -> None:
+    kernels = [kernel(tmp_path, "a", 30), kernel(tmp_path, "b", 20, ("b2",))]
+    chosen, _, rows = select(kernels, additive({"a": 10, "b": -20, "b2": gain}))
+    assert chosen == ({"a", "b2"} if stays else {"a"})
+    (swap,) = [r for r in rows if r.description == "another kernel for task-b"]
+    assert swap.status == ("keep" if stays else "discard") and ("worse than neither" in swap.reason) != stays
+
+
 def test_a_kernel_that_breaks_the_model_costs_only_itself(tmp_path: Path) -> None:
     def cost(names: set[str], executor: str) -> float | None:
         return None if "bad" in names else 100.0 - 10 * ("a" in names)

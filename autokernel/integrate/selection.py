@@ -1,8 +1,8 @@
 """Which kernels stay in the model, and what carries the graph: decided by the whole model's own time.
 
-    executor      what carries the graph: Inductor or the plain graph, with or without CUDA graphs
-    adding        the kernels in order of expected gain, each set timed against the one before it
-    alternatives  another kernel for the same region, against the set as it stands
+    trying        the kernels in order of expected gain, each set against the one before it; beside them all
+                  kernels on every other executor (Inductor or the plain graph, with or without CUDA graphs),
+                  and all kernels with another one for one region
     leaving out   each kernel in turn; what the model is not slower without is evicted
 
 All arms of a step are timed in the same rounds, in random order.  Everything that is measured is a row.
@@ -45,112 +45,133 @@ class Selector:
     def run(self, kernels: Sequence[KeptKernel], executors: Sequence[str]) -> list[KeptKernel]:
         """The kernels that stay; `executor` is set to what carries the graph."""
         ordered = sorted(kernels, key=lambda k: -k.expected_gain_us)
-        self.executor, ordered = self._choose_executor(ordered, executors)
-        added, clear = self._add(ordered)
-        chosen = self._swap(ordered, added)
-        if clear and chosen == added == ordered[:1]:
+        chosen, clear = self._try(ordered, list(executors))
+        if clear and chosen == ordered[:1]:
             return chosen  # what it is worth has just been measured: adding it to nothing is leaving it out
         return self._leave_out(chosen)
 
-    def _choose_executor(
-        self, kernels: list[KeptKernel], names: Sequence[str]
-    ) -> tuple[str, list[KeptKernel]]:
-        """The fastest executor with all kernels in; kernels without which none would run are dropped."""
+    def _try(self, kernels: list[KeptKernel], executors: list[str]) -> tuple[list[KeptKernel], bool]:
+        """What helps, on the executor that is fastest with all kernels in; kernels without which none would
+        run are dropped.  Also whether the first kernel clearly helps by itself.
+
+        The first of ``executors`` is expected to be it: on another one everything is timed again.
+        """
         while True:
-            self._say(f"Choosing what carries the graph, with {counted(kernels, 'kernel')} in …")
-            arms = self.arms.start({n: self.arms.variant(kernels, n) for n in names})
+            self.executor, *others = executors
+            swaps = {
+                f"{k.id}->{i}": (k, k.instead(source))
+                for k in kernels
+                for i, source in enumerate(k.alternatives)
+            }
+            self._say(
+                f"Trying {counted(kernels, 'kernel')} and {counted(swaps, 'alternative')} in the model "
+                f"({self.executor}) …"
+            )
+            arms = self.arms.start(
+                {f"first {i}": self.arms.variant(kernels[:i], self.executor) for i in range(len(kernels) + 1)}
+                | {n: self.arms.variant(_swapped(kernels, *pair), self.executor) for n, pair in swaps.items()}
+                | {n: self.arms.variant(kernels, n) for n in others}
+            )
             try:
-                rounds = self.timed(list(arms.values()))
-                for name, arm in arms.items():
+                carriers = {self.executor: arms[f"first {len(kernels)}"]} | {n: arms[n] for n in others}
+                rounds = self.timed(list(arms.values())) if any(a.ready for a in carriers.values()) else {}
+                for name, arm in carriers.items():
                     self._write(
                         arm, rounds, strategy=name, description=f"all {counted(kernels, 'kernel')}, {name}"
                     )
-                live = [a for a in arms.values() if a.ready]
-                if live:
-                    return min(live, key=lambda a: median_us(rounds[a.name])).name, kernels
+                best = self._fastest(carriers, rounds)
+                if best == self.executor:
+                    chosen, gains, clear = self._added(kernels, arms, rounds)
+                    return self._swaps(kernels, chosen, gains, swaps, arms, rounds), clear
             finally:
                 close(arms)
-            if not kernels:
-                return names[0], kernels
-            kernels = self._working_alone(kernels, names[0])
+            if best is not None:
+                executors = [best]
+            elif not kernels:
+                return [], False
+            else:
+                kernels = self._working_alone(kernels)
 
-    def _working_alone(self, kernels: list[KeptKernel], executor: str) -> list[KeptKernel]:
+    def _fastest(self, carriers: dict[str, Arm], rounds: dict[str, list[float]]) -> str | None:
+        """The executor that runs fastest: the expected one unless another is faster beyond doubt."""
+        ready = {name: arm for name, arm in carriers.items() if arm.ready}
+        if not ready:
+            return None
+        best = min(ready, key=lambda name: median_us(rounds[ready[name].name]))
+        if best != self.executor and self.executor in ready:
+            expected = rounds[ready[self.executor].name]
+            if paired_ratio(expected, rounds[ready[best].name]).lower_bound <= 1.0:
+                return self.executor
+        return best
+
+    def _working_alone(self, kernels: list[KeptKernel]) -> list[KeptKernel]:
         """All kernels together failed: keep those that work in the model one at a time."""
-        arms = self.arms.start({k.id: self.arms.variant([k], executor) for k in kernels})
+        arms = self._start({k.id: [k] for k in kernels})
         for kernel in kernels:
             if not arms[kernel.id].ready:
-                self._write(arms[kernel.id], {}, strategy=executor, candidate=kernel.id,
-                            description=f"add {kernel.task.name}")  # fmt: skip
+                self._write(arms[kernel.id], {}, candidate=kernel.id, description=f"add {kernel.task.name}")
         close(arms)
         good = [k for k in kernels if arms[k.id].ready]
         return good if len(good) < len(kernels) else good[:-1]
 
-    def _add(self, kernels: list[KeptKernel]) -> tuple[list[KeptKernel], bool]:
-        """Time the growing sets side by side; a kernel stays if its set beats the one before it.
+    def _added(
+        self, kernels: list[KeptKernel], arms: dict[str, Arm], rounds: dict[str, list[float]]
+    ) -> tuple[list[KeptKernel], dict[str, float], bool]:
+        """The kernels whose set beats the one before it, what each one brought, and whether the first one
+        clearly does."""
+        chosen, gains, clear = list[KeptKernel](), dict[str, float](), False
+        before = "first 0" if arms["first 0"].ready else self.baseline.name
+        for i, kernel in enumerate(kernels, start=1):
+            arm = arms[f"first {i}"]
+            gain = paired_ratio(rounds[before], rounds[arm.name]) if arm.ready else None
+            helps = gain is not None and gain.lower_bound > 1.0
+            if helps:
+                chosen.append(kernel)
+            if gain is not None:
+                gains[kernel.id] = gain.ratio
+                clear = clear or (i == 1 and before == "first 0" and gain.lower_bound > CLEARLY)
+            why = "" if helps or gain is None else f"the model is not faster with it ({interval(gain)})"
+            self._write(arm, rounds, candidate=kernel.id, gain=gain, keep=helps, reason=why,
+                        description=f"add {kernel.task.name}")  # fmt: skip
+            if arm.ready:
+                before = arm.name
+        return chosen, gains, clear
 
-        Also returns whether the first one clearly does.
-        """
-        if not kernels:
-            return [], False
-        self._say(f"Adding {counted(kernels, 'kernel')} one by one ({self.executor}) …")
-        arms = self._start({f"first {i}": kernels[:i] for i in range(len(kernels) + 1)})
-        try:
-            rounds = self.timed(list(arms.values()))
-            chosen, clear = list[KeptKernel](), False
-            before = "first 0" if arms["first 0"].ready else self.baseline.name
-            for i, kernel in enumerate(kernels, start=1):
-                arm = arms[f"first {i}"]
-                gain = paired_ratio(rounds[before], rounds[arm.name]) if arm.ready else None
-                helps = gain is not None and gain.lower_bound > 1.0
-                if helps:
-                    chosen.append(kernel)
-                if i == 1 and before == "first 0" and gain is not None:
-                    clear = gain.lower_bound > CLEARLY
-                why = "" if helps or gain is None else f"the model is not faster with it ({interval(gain)})"
-                self._write(arm, rounds, candidate=kernel.id, gain=gain, keep=helps, reason=why,
-                            description=f"add {kernel.task.name}")  # fmt: skip
-                if arm.ready:
-                    before = arm.name
-            return chosen, clear
-        finally:
-            close(arms)
-
-    def _swap(self, kernels: list[KeptKernel], chosen: list[KeptKernel]) -> list[KeptKernel]:
-        """Try the alternatives of every kernel in its place, all against the set as it stands.
+    def _swaps(
+        self,
+        kernels: list[KeptKernel],
+        chosen: list[KeptKernel],
+        gains: dict[str, float],
+        swaps: dict[str, tuple[KeptKernel, KeptKernel]],
+        arms: dict[str, Arm],
+        rounds: dict[str, list[float]],
+    ) -> list[KeptKernel]:
+        """``chosen`` with the alternatives that are better in the model than the kernel in whose place they
+        were, and than none at all.
 
         The best kernel of a region by itself need not be the best in the model: a custom kernel keeps the
         compiler from fusing across it, a rewrite into library calls does not.
         """
-        swaps = {
-            f"{k.id}->{i}": (k, k.instead(source)) for k in kernels for i, source in enumerate(k.alternatives)
-        }
-        if not swaps:
-            return chosen
-        self._say(f"Trying {counted(swaps, 'alternative')} in the model …")
-
-        def swapped(old: KeptKernel, new: KeptKernel) -> list[KeptKernel]:
-            return [*(c for c in chosen if c is not old), new]
-
-        arms = self._start({"as is": chosen} | {n: swapped(*pair) for n, pair in swaps.items()})
-        try:
-            if not arms["as is"].ready:
-                return chosen
-            rounds = self.timed(list(arms.values()))
-            best: dict[str, tuple[float, KeptKernel, KeptKernel]] = {}
-            for name, (old, new) in swaps.items():
-                arm = arms[name]
-                gain = paired_ratio(rounds["as is"], rounds[name]) if arm.ready else None
-                helps = gain is not None and gain.lower_bound > 1.0
-                if helps and gain is not None and gain.ratio > best.get(old.id, (1.0,))[0]:
-                    best[old.id] = (gain.ratio, old, new)
-                why = "" if helps or gain is None else f"no better in the model ({interval(gain)})"
-                self._write(arm, rounds, candidate=new.id, gain=gain, keep=helps, reason=why,
-                            description=f"another kernel for {old.task.name}")  # fmt: skip
-            for _, old, new in best.values():
-                chosen = swapped(old, new)
-            return chosen
-        finally:
-            close(arms)
+        everything = f"first {len(kernels)}"
+        best: dict[str, tuple[float, KeptKernel, KeptKernel]] = {}
+        for name, (old, new) in swaps.items():
+            arm = arms[name]
+            gain = paired_ratio(rounds[everything], rounds[name]) if arm.ready else None
+            helps, why = False, ""
+            if gain is not None:
+                over_none = 1.0 if old in chosen else gain.ratio * gains.get(old.id, 0.0)
+                helps = gain.lower_bound > 1.0 and over_none >= 1.0
+                if gain.lower_bound <= 1.0:
+                    why = f"no better in the model ({interval(gain)})"
+                elif not helps:
+                    why = f"better in the model ({interval(gain)}), but worse than neither"
+            if helps and gain is not None and gain.ratio > best.get(old.id, (1.0,))[0]:
+                best[old.id] = (gain.ratio, old, new)
+            self._write(arm, rounds, candidate=new.id, gain=gain, keep=helps, reason=why,
+                        description=f"another kernel for {old.task.name}")  # fmt: skip
+        for _, old, new in best.values():
+            chosen = _swapped(chosen, old, new)
+        return chosen
 
     def _leave_out(self, chosen: list[KeptKernel]) -> list[KeptKernel]:
         """Leave each kernel out in turn, and evict all that the model is not slower without.
@@ -232,6 +253,10 @@ class Selector:
     def _write(self, arm: Arm, rounds: dict[str, list[float]], *, strategy: str = "", **facts: Any) -> None:
         executor = strategy or self.executor
         self._journal(self.make.variant(arm, executor, rounds, self.baseline.name, **facts))
+
+
+def _swapped(kernels: list[KeptKernel], old: KeptKernel, new: KeptKernel) -> list[KeptKernel]:
+    return [*(k for k in kernels if k is not old), new]
 
 
 def close(arms: dict[str, Arm]) -> None:

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,10 +74,14 @@ def find_vector_units() -> None:
     It compiles a file for each kind, in every process whose cache is its own: longer than a verdict takes.
     """
     with contextlib.suppress(ImportError):
-        from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+        from torch._inductor import cpu_vec_isa
 
         try:
-            valid_vec_isa_list()
+            known = cpu_vec_isa.x86_isa_checker()
+            isas = [i for i in cpu_vec_isa.supported_vec_isa_list if set(str(i).split()) <= set(known)]
+            with ThreadPoolExecutor(2) as pool:  # side by side, before they are asked for one by one
+                list(pool.map(bool, isas))
+            cpu_vec_isa.valid_vec_isa_list()
         except Exception as error:  # noqa: BLE001 - a broken compiler is found out, and named, where it is used
             print(f"vector instructions are unknown: {error}", flush=True)
 
