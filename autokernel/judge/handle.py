@@ -36,7 +36,7 @@ STATUS_OF: dict[ReplyStatus, Status] = {
 DOING = {
     Op.SETUP: "starting", Op.LOAD: "loading", Op.ATTACH: "mapping its buffers", Op.RUN: "running",
     Op.REPACK: "packing its weights again", Op.PREPARE: "warming up", Op.TIME: "being timed",
-    Op.COLLECT: "handing over its outputs",
+    Op.COLLECT: "handing over its outputs", Op.TRACE: "being profiled",
 }  # fmt: skip
 
 SLOW = {Op.LOAD, Op.RUN, Op.PREPARE}
@@ -224,6 +224,11 @@ class Worker:
     def collect(self, subject: int) -> dict[int, list[OutputRecord]]:
         """How the outputs of the latest sample look; handed over now unless they have been."""
         return _by_slot(self.call(Op.COLLECT, {"subject": subject}, self.deadlines.run_s).reply)
+
+    def trace(self, subject: int, slot: int) -> str:
+        """What a call on ``slot`` ran, as `autokernel.judge.trace.record` tells it; a claim."""
+        args = {"subject": subject, "slot": slot}
+        return self.call(Op.TRACE, args, self.deadlines.run_s).reply.text
 
     def _doubles(self, reply: Reply, count: int) -> list[float]:
         if len(reply.doubles) != count or any(x != x for x in reply.doubles):

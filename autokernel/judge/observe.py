@@ -87,7 +87,7 @@ def classify(error: BaseException, op: Op) -> ReplyStatus:
     """Which kind of failure an exception that was raised while answering ``op`` is."""
     if op == Op.LOAD:
         return ReplyStatus.LOAD_ERROR
-    if op not in (Op.RUN, Op.PREPARE, Op.TIME, Op.COLLECT):
+    if op not in (Op.RUN, Op.PREPARE, Op.TIME, Op.COLLECT, Op.TRACE):
         return ReplyStatus.WORKER_ERROR
     seen: BaseException | None = error
     while seen is not None:

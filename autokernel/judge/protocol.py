@@ -47,6 +47,7 @@ class Op(enum.IntEnum):
     PREPARE = 7
     TIME = 8
     COLLECT = 9
+    TRACE = 10
 
 
 class ReplyStatus(enum.IntEnum):

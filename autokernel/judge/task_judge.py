@@ -355,7 +355,7 @@ class TaskJudge:
             verdict.status = result.status or "infra_error"
             verdict.reason = result.text
             return verdict
-        verdict.latency_us = trial.latency_us
+        verdict.latency_us, verdict.provenance = trial.latency_us, trial.provenance
         verdict.vs_eager = trial.ratios.get("eager")
         verdict.vs_compile = trial.ratios.get("compile")
         verdict.vs_parent = trial.ratios.get("parent")

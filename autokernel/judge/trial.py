@@ -16,7 +16,7 @@ from autokernel.judge.handle import Worker, WorkerFault
 from autokernel.judge.layout import DTYPES, TensorSpec
 from autokernel.judge.protocol import Flag, OutputRecord
 from autokernel.judge.worker import DEVICE_CODES
-from autokernel.records import Ratio, Status
+from autokernel.records import Provenance, Ratio, Status
 
 if TYPE_CHECKING:
     from autokernel.judge.task_judge import TaskJudge
@@ -56,6 +56,7 @@ class Trial:
     peak_bytes: float | None = None
     ratios: dict[str, Ratio] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    provenance: Provenance | None = None
 
     @property
     def running(self) -> tuple[Worker, OutputBuffers]:

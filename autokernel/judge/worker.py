@@ -199,6 +199,7 @@ class Worker:
         handlers: dict[Op, Callable[[dict[str, Any]], Reply]] = {
             Op.SETUP: self.setup, Op.LOAD: self.load, Op.ATTACH: self.attach, Op.RUN: self.run,
             Op.REPACK: self.repack, Op.PREPARE: self.prepare, Op.TIME: self.time, Op.COLLECT: self.collect,
+            Op.TRACE: self.trace,
         }  # fmt: skip
         if patience_s := request.args.get("patience_s"):
             faulthandler.dump_traceback_later(patience_s, file=2)
@@ -334,6 +335,12 @@ class Worker:
         if args["subject"] not in self.handed:
             self._hand_over(args["subject"])
         return self._unless_state_changed(Reply(tensors=self._records(self.handed[args["subject"]])))
+
+    def trace(self, args: dict[str, Any]) -> Reply:
+        from autokernel.judge.trace import record
+
+        fn, values = self.subjects[args["subject"]].bind(self.inputs[args["slot"]])
+        return Reply(text=record(fn, values, self.device))
 
     def _hand_over(self, subject: int) -> None:
         if subject in self.copies:

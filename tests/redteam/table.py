@@ -115,12 +115,8 @@ CHEATS: dict[str, Line] = {
     "remounts": Line("rms", "crash", "remount refused|SIGSYS|not permitted", sandbox=True),
     "writes_outside_scratch": Line("rms", "crash", NOT_SEEN, sandbox=True),
     # reference fall-back: welcome, and never called custom
-    "reference_renamed": Line(
-        "linear", "correct", provenance="library", gap="provenance is not recorded yet"
-    ),
-    "falls_back_to_torch": Line(
-        "linear", "correct", forms="cpu", provenance="library", gap="provenance is not recorded yet"
-    ),
+    "reference_renamed": Line("linear", "correct", provenance="library"),
+    "falls_back_to_torch": Line("linear", "correct", forms="cpu", provenance="library"),
 }  # fmt: skip
 
 PROBLEM_FAULTS: dict[str, str] = {
@@ -133,7 +129,7 @@ PROBLEM_FAULTS: dict[str, str] = {
 HONEST: dict[str, Line] = {
     "split_k": Line("linear", "correct"),
     "other_sum_order": Line("rms", "correct"),
-    "library_norm": Line("rms", "correct"),
+    "library_norm": Line("rms", "correct", provenance="library"),
     "three_bfloat16": Line("linear", "correct"),
     "three_tf32_gpu": Line("linear", "correct", forms="gpu"),
     "fused_chain": Line("softmax", "correct"),

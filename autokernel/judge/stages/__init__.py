@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autokernel.judge.stages import correctness, load, static, timing, weights
+from autokernel.judge.stages import correctness, load, provenance, static, timing, weights
 from autokernel.judge.trial import StageResult, Trial
 
 STAGES: dict[str, Callable[[Trial], StageResult]] = {
@@ -16,4 +16,5 @@ STAGES: dict[str, Callable[[Trial], StageResult]] = {
     "correctness": correctness.run,
     "weights": weights.run,
     "timing": timing.run,
+    "provenance": provenance.run,
 }
