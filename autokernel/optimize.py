@@ -144,6 +144,8 @@ def _run(session: Session, judge: Judge, options: Options, provider: Provider | 
                 say=lambda text: out.print(text, markup=False, style="dim"),
             )
 
+        if session.extracted() is None:
+            session.graphs()  # will be needed, and the judge is still starting
         with working("Measuring the baselines of the whole model …", out):
             whole_model().baselines()
         interrupt.check()

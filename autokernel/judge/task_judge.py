@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,8 +182,7 @@ class TaskJudge:
     def _calibration_block(self) -> clock.Rounds:
         twins: list[WorkerArm] = []
         try:
-            for i in range(TWINS[self.device.type]):
-                twins.append(self._twin(f"twin{i}"))
+            twins += self._twins(TWINS[self.device.type])
             self.launcher.settle()
             arms = self.baseline_arms()
             again = [] if twins else [WorkerArm("twin", arms[0].worker, arms[0].subject)]
@@ -199,6 +199,17 @@ class TaskJudge:
         finally:
             for twin in twins:
                 twin.worker.close()
+
+    def _twins(self, count: int) -> list[WorkerArm]:
+        """Started two at a time, since nothing is timed meanwhile; all of them, or none and an error."""
+        with ThreadPoolExecutor(2) as pool:
+            started = [pool.submit(self._twin, f"twin{i}") for i in range(count)]
+        if fault := next((f.exception() for f in started if f.exception()), None):
+            for future in started:
+                if not future.exception():
+                    future.result().worker.close()
+            raise fault
+        return [future.result() for future in started]
 
     def _twin(self, name: str) -> WorkerArm:
         """Eager once more, in a process of its own."""
