@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import itertools
 import json
 import os
@@ -32,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from autokernel.judge import sandbox
+from autokernel.judge import compilers, sandbox
 from autokernel.judge.protocol import ChannelClosed, DeadlineExpired, JudgeEnd, ProtocolError
 
 ENVIRONMENT = (
@@ -91,24 +90,7 @@ def scrubbed_environment(device: str) -> dict[str, str]:
     env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     env["PYTHONUNBUFFERED"] = "1"
     env["TORCHINDUCTOR_CACHE_DIR"] = str(trusted_cache() / "inductor")  # the zygote's; see `cache_folders`
-    return env | _bytecode()
-
-
-def _bytecode() -> dict[str, str]:
-    """Where the zygote and its workers keep bytecode: beside the sources, or else in our cache.
-
-    Compilers import hundreds of modules.  Where none of their bytecode lasts (uv installs without any, and
-    some containers forbid writing it), every worker would compile them anew: longer than a verdict takes.
-    """
-    torch = importlib.util.find_spec("torch")
-    if torch is None or torch.origin is None:
-        return {}
-    source = Path(torch.origin).parent / "_inductor" / "compile_fx.py"
-    there = Path(importlib.util.cache_from_source(str(source)))
-    writable = os.access(source.parent, os.W_OK) and not sys.dont_write_bytecode
-    if there.exists() or writable:
-        return {} if sys.pycache_prefix is None else {"PYTHONPYCACHEPREFIX": sys.pycache_prefix}
-    return {"PYTHONPYCACHEPREFIX": str(trusted_cache() / "bytecode")}
+    return env | compilers.bytecode(trusted_cache())
 
 
 class BoundedLog:

@@ -21,7 +21,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autokernel.judge import subjects
+from autokernel.judge import compilers, subjects
 from autokernel.judge.arena import MappedArena
 from autokernel.judge.clock import Timer, flush_held, make_timer
 from autokernel.judge.layout import CODE_OF, MAX_NDIM, TensorSpec, overlapping
@@ -55,49 +54,6 @@ from autokernel.judge.protocol import (
 
 DEVICE_CODES = {"cpu": 0, "cuda": 1}
 CUDA_ERROR_NOT_INITIALIZED = 3
-
-
-def preload(*, compiler: bool) -> None:
-    """Import, in the zygote, what workers will need, so that each of them starts with it."""
-    with contextlib.suppress(ImportError):
-        import triton  # noqa: F401
-    if compiler:
-        with contextlib.suppress(ImportError):
-            import torch._dynamo
-            import torch._inductor.compile_fx
-            import torch._inductor.cudagraph_trees  # noqa: F401
-
-
-def find_vector_units() -> None:
-    """Have Inductor find out, in the zygote, which vector instructions its C++ may use.
-
-    It compiles a file for each kind, in every process whose cache is its own: longer than a verdict takes.
-    """
-    with contextlib.suppress(ImportError):
-        from torch._inductor import cpu_vec_isa
-
-        try:
-            known = cpu_vec_isa.x86_isa_checker()
-            isas = [i for i in cpu_vec_isa.supported_vec_isa_list if set(str(i).split()) <= set(known)]
-            with ThreadPoolExecutor(2) as pool:  # side by side, before they are asked for one by one
-                list(pool.map(bool, isas))
-            cpu_vec_isa.valid_vec_isa_list()
-        except Exception as error:  # noqa: BLE001 - a broken compiler is found out, and named, where it is used
-            print(f"vector instructions are unknown: {error}", flush=True)
-
-
-def _precompiled_headers(cache: Path, *, trusted: bool) -> None:
-    """Keep the C++ headers that Inductor compiles beforehand with its other results.
-
-    It wants them in /tmp, where a locked-in worker finds none: making them takes longer than what they save
-    on one kernel, and one compiled with headers of another time is not taken from the cache.
-    """
-    if config := sys.modules.get("torch._inductor.config"):
-        setattr(config, "cpp_cache_precompile_headers", trusted)  # noqa: B010 - torch's own, known by name
-    codecache = sys.modules.get("torch._inductor.codecache")
-    if codecache is not None and hasattr(codecache, "_HEADER_DIR"):
-        setattr(codecache, "_HEADER_DIR", str(cache / "precompiled_headers"))  # noqa: B010 - not in every torch
-        setattr(codecache, "_HEADER_LOCK_DIR", str(cache / "precompiled_headers" / "locks"))  # noqa: B010
 
 
 def cuda_initialized() -> bool:
@@ -217,7 +173,7 @@ class Worker:
         os.environ.update(args["env"])
         if not args["trusted"]:
             _seed(Path(args["seed"]), Path(args["env"]["TRITON_CACHE_DIR"]))
-        _precompiled_headers(Path(args["env"]["TORCHINDUCTOR_CACHE_DIR"]), trusted=args["trusted"])
+        compilers.keep_headers(Path(args["env"]["TORCHINDUCTOR_CACHE_DIR"]), trusted=args["trusted"])
         os.environ["TMPDIR"] = args["scratch"]
         tempfile.tempdir = None
         self.ballast = settle_heap(recycle=args["region"]) if self.device.type == "cpu" else []

@@ -25,7 +25,7 @@ from typing import Any
 if hasattr(os, "sched_setaffinity"):  # a bound judge must not confine us to its one core
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
-from autokernel.judge import sandbox, worker
+from autokernel.judge import compilers, sandbox, worker
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -41,9 +41,9 @@ def main() -> None:
     signal.set_wakeup_fd(wake_w)
     exits: dict[int, int] = {}
     lean = "lean" in sys.argv[3:]
-    worker.preload(compiler=not lean)
+    compilers.preload(compiler=not lean)
     if sys.argv[2] == "cpu":
-        worker.find_vector_units()
+        compilers.find_vector_units()
     if sys.argv[2].startswith("cuda") and not lean and worker.cuda_initialized():
         os.set_inheritable(control.fileno(), True)
         os.execv(
