@@ -57,7 +57,7 @@ def keep_headers(cache: Path, *, trusted: bool) -> None:
 
 
 def bytecode(cache: Path) -> dict[str, str]:
-    """Where the zygote and its workers keep bytecode: beside the sources, or else in ``cache``; as environment.
+    """Environment that says where workers keep bytecode: beside the sources, or else in ``cache``.
 
     Compilers import hundreds of modules.  Where none of their bytecode lasts (uv installs without any, and
     some containers forbid writing it), every worker would compile them anew: longer than a verdict takes.
