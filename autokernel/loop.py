@@ -143,7 +143,7 @@ class TaskLoop:
             current=_read(current) if current else _read(self.task.dir / "kernel.py"),
             current_latency_us=base.latency_us if base else None,
             ahead=bool(base and base.status == "keep"),
-            baselines={r.backend: r.latency_us for r in rows if r.status == "baseline" and r.latency_us},
+            baselines=self.journal.baselines(self.task.name),
             history=rows,
             tried=frozenset(self.journal.tried(self.task.name)),
             recall=memory.describe(memory.recall(self.journal.rows, self.task)),

@@ -152,7 +152,7 @@ def _run(session: Session, judge: Judge, options: Options, provider: Provider | 
         plans = scheduler.plan(session.tasks(options.top))
         interrupt.check()
         if session.loaded.spec.device.startswith("cuda"):
-            times = {p.task.fingerprint: baselines_of(p.task, session.journal) for p in plans}
+            times = {p.task.fingerprint: session.journal.baselines(p.task.name) for p in plans}
             new = [p.task for p in plans if p.effort != "skip" and not times[p.task.fingerprint]]
             if new:
                 with working(f"Compiling the references of {counted(new, 'task')} …", out):
@@ -201,12 +201,6 @@ def selection_is_current(rows: Sequence[Experiment], entrants: Sequence[Experime
     if final.status == "keep" and not (run / "optimized" / "manifest.json").exists():
         return False
     return all(row.experiment < final.experiment for row in entrants)
-
-
-def baselines_of(task: Task, journal: Journal) -> dict[str, float]:
-    """What an earlier command on this run measured the task's baselines at, in us."""
-    rows = journal.of_task(task.name)
-    return {r.backend: r.latency_us for r in rows if r.status == "baseline" and r.latency_us}
 
 
 def proposers_of(

@@ -228,6 +228,11 @@ class Journal:
     def of_task(self, task: str) -> list[Experiment]:
         return [r for r in self.rows if r.task == task]
 
+    def baselines(self, task: str) -> dict[str, float]:
+        """Latency in us of each of the task's baselines, by name."""
+        rows = self.of_task(task)
+        return {r.backend: r.latency_us for r in rows if r.status == "baseline" and r.latency_us}
+
     def tried(self, task: str) -> set[str]:
         """Hashes of the sources that have a verdict; an ``infra_error`` is none, and is tried again."""
         return {r.candidate for r in self.of_task(task) if r.candidate and r.status != "infra_error"}
