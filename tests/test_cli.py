@@ -58,8 +58,8 @@ def test_importing_brings_nothing_heavy(module: str) -> None:
 
 
 def test_help_is_quick_and_lists_the_verbs() -> None:
-    times = []
-    for _ in range(3):
+    times = [9.0]
+    while min(times) >= 0.5 and len(times) <= 10:  # a busy machine may take a few goes
         start = time.perf_counter()
         done = run("--help")
         times.append(time.perf_counter() - start)
@@ -521,9 +521,10 @@ def test_ctrl_c_once_finishes_the_row_and_twice_stops_at_once(obey: bool, signal
         [sys.executable, "-c", INTERRUPTED.format(obey=obey)], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     assert child.stdout is not None and child.stdout.readline() == "ready\n"
-    for _ in range(signals):
+    for number in range(signals):
+        if number:
+            child.stdout.readline()  # what the first one made it say: it has been seen
         child.send_signal(signal.SIGINT)
-        time.sleep(0.2)
     out, _ = child.communicate(timeout=20)
     assert child.returncode == 130
     assert ("row finished" in out) == obey and out.endswith("out\n")

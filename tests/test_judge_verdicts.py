@@ -217,7 +217,8 @@ def test_the_baseline_is_started_again_if_it_died(norm: TaskJudge, tmp_path: Pat
     norm.owner.launcher.deadlines = Deadlines()
     assert norm._baseline is not None
     os.killpg(norm._baseline.process.pid, signal.SIGKILL)
-    time.sleep(0.2)
+    while norm._baseline.alive:
+        time.sleep(0.05)
     assert norm.judge(write_kernel(tmp_path, GOOD)).correct
 
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -261,9 +261,18 @@ def test_max_experiments_is_of_the_whole_run(task: Task, judge: FakeJudge) -> No
     assert loop(task, judge, Script(kernel(8)), limits=Limits(max_experiments=3)).run().kept is not None
 
 
-def test_the_budget_ends_between_rows(task: Task, judge: FakeJudge) -> None:
-    limits = Limits(deadline=time.monotonic() + 0.2)
-    judge.hook = lambda source: time.sleep(0.15)
+def test_the_budget_ends_between_rows(
+    task: Task, judge: FakeJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A verdict takes 15 s by a clock that only verdicts move; of 20 s there are 5 left after the first."""
+    now = [100.0]
+    monkeypatch.setattr("autokernel.scheduler.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def hook(source: str) -> None:
+        now[0] += 15
+
+    judge.hook = hook
+    limits = Limits(deadline=now[0] + 20)
     run = loop(task, judge, Script(kernel(12), kernel(11), kernel(8)), limits=limits)
     assert "budget" in run.run().why
     assert statuses(run) == ["baseline", "baseline", "discard", "discard"]
