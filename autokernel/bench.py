@@ -101,7 +101,7 @@ def _judge(kernel: Path, task: Task) -> Verdict:
     with Judge(task.device) as judge:
         opened = judge.open(task)
         try:
-            return opened.judge(kernel, tier="promote")
+            return opened.judge(kernel, tier="audit")
         finally:
             opened.close()
 
@@ -116,5 +116,5 @@ def exit_code(verdict: Verdict) -> int:
 def to_json(verdict: Verdict, row: Experiment) -> dict[str, Any]:
     """One object: the columns of results.tsv, and ``stages``."""
     data = asdict(row)
-    stages = {name: {"passed": passed, "detail": detail} for name, (passed, detail) in verdict.stages.items()}
+    stages = {name: {"passed": passed, "reason": reason} for name, (passed, reason) in verdict.stages.items()}
     return {**{name: data[name] for name in COLUMNS}, "stages": stages}

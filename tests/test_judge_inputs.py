@@ -10,7 +10,7 @@ from judge_tasks import LINEARS, RMS_NORM, make_task, rms_task
 
 from autokernel.judge.buffers import InputBuffers, slot_counts
 from autokernel.judge.cases import CaseMaker, fresh_seed, worst_e0
-from autokernel.judge.inputs import DISTRIBUTIONS, InputSource, distributions_for
+from autokernel.judge.inputs import DISTRIBUTIONS, POKED, InputSource, distributions_for
 from autokernel.judge.layout import TensorSpec, stride_order
 from autokernel.judge.subjects import load_reference
 
@@ -30,6 +30,9 @@ def test_distributions_look_as_named(tmp_path: Path) -> None:
     hit = x["outliers"].abs() > 10
     assert 0.0005 < float(hit.float().mean()) < 0.005
     assert set(x["integers"].unique().tolist()) == {-3, -2, -1, 0, 1, 2, 3}
+    assert 1 <= int(x["nan"].isnan().sum()) <= POKED
+    poked = source.draw("nan", 7, 1.0, poke=10.0)[0]
+    assert torch.equal(poked == 10.0, x["nan"].isnan()) and not poked.isnan().any()
     assert not torch.equal(source.draw("normal", 8, 1.0)[0], x["normal"])
     assert torch.equal(source.draw("normal", 7, 1.0)[0], x["normal"])
     assert len({fresh_seed() for _ in range(50)}) == 50
@@ -165,3 +168,18 @@ def test_slots_fit_the_budget() -> None:
     assert slot_counts(CPU, 1 << 10, 5e-3) == (2, 1)
     assert slot_counts(CPU, 200 << 20, 1e-6) == (2, 2)
     assert slot_counts(CPU, 8 << 30, 0.0) == (1, 1)
+
+
+def test_nan_by_arithmetic_alone_is_excused(tmp_path: Path) -> None:
+    """``0 * NaN`` is NaN whatever the number would have been; a NaN that is read is one to be shown."""
+    reference = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): return x * {}\n"
+    values = {"x": (torch.randn(16, 16), "activation")}
+    for factor, excused in (("0.0", True), ("2.0", False), ("(x == x)", False)):
+        task = make_task(tmp_path / factor, reference.format(factor), values)
+        made = maker(task)
+        case = made.make("nan")
+        nan = case.exact[0].isnan()
+        assert nan.any() and torch.equal(case.excused[0], nan & excused)
+        dropped = torch.where(nan, 0.0, case.eager[0])
+        assert made.check(case, case.eager).ok and made.check(case, [dropped]).ok == excused
+    assert maker(task).make("normal").excused == []

@@ -261,9 +261,7 @@ def test_max_experiments_is_of_the_whole_run(task: Task, judge: FakeJudge) -> No
     assert loop(task, judge, Script(kernel(8)), limits=Limits(max_experiments=3)).run().kept is not None
 
 
-def test_the_budget_ends_between_rows(
-    task: Task, judge: FakeJudge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_budget_ends_between_rows(task: Task, judge: FakeJudge, monkeypatch: pytest.MonkeyPatch) -> None:
     """A verdict takes 15 s by a clock that only verdicts move; of 20 s there are 5 left after the first."""
     now = [100.0]
     monkeypatch.setattr("autokernel.scheduler.time", SimpleNamespace(monotonic=lambda: now[0]))

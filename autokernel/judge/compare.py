@@ -204,24 +204,26 @@ def compare(
     limits: Limits | None = None,
     exact_required: bool = False,
     fragile: Callable[[], Tensor] | None = None,
+    excused: Tensor | None = None,
 ) -> Comparison:
     """Judge one output whose structure has been checked.
 
     ``exact``: float64's result. ``eager``: eager's on the same inputs. ``e0``: eager's largest error over
     the seeds of this kind of data. ``exact_required``: eager was exact on every kind of data, so this is
     pure data movement. ``fragile``: for integer outputs, called only if needed; marks the elements that
-    change when inputs move by one rounding, the only ones where a mismatch is forgiven.
+    change when inputs move by one rounding, the only ones where a mismatch is forgiven. ``excused`` marks
+    elements that need not be NaN though float64's are.
     """
     if not is_inexact(eager.dtype):
         return _compare_integers(actual, exact, eager, int(e0.frobenius), label, fragile)
     limits = limits or limits_for(eager.dtype)
-    verdict = _compare_nonfinite(actual, exact, eager, label)
+    verdict = _compare_nonfinite(actual, exact, eager, label, excused)
     if verdict is not None:
         return verdict
     counted = torch.isfinite(exact) & torch.isfinite(eager) & torch.isfinite(actual)
     errors, where = measure(actual, exact, counted)
     floor = 0.0
-    if not exact_required and (eager.numel() < FEW or eager.dtype in (torch.float64, torch.complex128)):
+    if not exact_required and (int(counted.sum()) < FEW or eager.dtype in (torch.float64, torch.complex128)):
         floor = 2 * rounding(eager.dtype)
     allowed = Measures(max(e0.frobenius, floor), max(e0.peak, floor), max(e0.tile, floor))
     if allowed.zero:
@@ -265,12 +267,17 @@ def _number(tensor: Tensor, where: Where) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _compare_nonfinite(actual: Tensor, exact: Tensor, eager: Tensor, label: str) -> Comparison | None:
+def _compare_nonfinite(
+    actual: Tensor, exact: Tensor, eager: Tensor, label: str, excused: Tensor | None
+) -> Comparison | None:
     """NaN and infinities must stand where float64 has them, except where only eager overflowed."""
     if actual.dtype.is_complex:
         actual, exact, eager = (torch.view_as_real(t.resolve_conj()) for t in (actual, exact, eager))
+        excused = None if excused is None else excused.unsqueeze(-1).expand(exact.shape)
     a, r = actual.to(torch.float64), exact.to(torch.float64)
     forgiven = ~torch.isfinite(eager) & torch.isfinite(r)
+    if excused is not None:
+        forgiven = forgiven | excused
     for name, of in (("NaN", torch.isnan), ("inf", torch.isposinf), ("-inf", torch.isneginf)):
         wrong = (of(a) != of(r)) & ~forgiven
         if bool(wrong.any()):

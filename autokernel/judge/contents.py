@@ -37,10 +37,17 @@ class Contents:
 
     def deal(self) -> None:
         """Put new contents into every slot that is timed."""
-        self.values = [self._fresh() for _ in range(self.inputs.timed)]
-        for slot, values in enumerate(self.values):
-            self.inputs.write(slot, values)
+        self.draw()
+        for slot in range(self.inputs.timed):
+            self.write(slot)
         self.inputs.arena.sync()
+
+    def draw(self) -> None:
+        """New contents for every slot that is timed, without putting them there."""
+        self.values = [self._fresh() for _ in range(self.inputs.timed)]
+
+    def write(self, slot: int) -> None:
+        self.inputs.write(slot, self.values[slot])
 
     def _fresh(self) -> list[Tensor]:
         base = self._random.choice(self.bases)

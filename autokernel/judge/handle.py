@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -37,6 +37,7 @@ DOING = {
     Op.SETUP: "starting", Op.LOAD: "loading", Op.ATTACH: "mapping its buffers", Op.RUN: "running",
     Op.REPACK: "packing its weights again", Op.PREPARE: "warming up", Op.TIME: "being timed",
     Op.COLLECT: "handing over its outputs", Op.TRACE: "being profiled",
+    Op.STEPS: "being timed call by call",
 }  # fmt: skip
 
 SLOW = {Op.LOAD, Op.RUN, Op.PREPARE}
@@ -115,7 +116,13 @@ class Worker:
     def alive(self) -> bool:
         return not self.closed and self.process.exit_text(0.0) == "still running"
 
-    def call(self, op: Op, args: dict[str, Any], deadline_s: float) -> Exchange:
+    def call(
+        self,
+        op: Op,
+        args: dict[str, Any],
+        deadline_s: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Exchange:
         if self.closed:
             raise WorkerFault("infra_error", "the worker has been closed")
         if self._rests:
@@ -124,7 +131,7 @@ class Worker:
         if op in SLOW:  # what it is at then is in its log, should it not answer in time
             args = args | {"patience_s": max(0.9 * deadline_s, deadline_s - 1.0)}
         try:
-            exchange = self.process.end.call(op, args, deadline_s)
+            exchange = self.process.end.call(op, args, deadline_s, meanwhile)
         except DeadlineExpired:
             log = self._bury()
             reason = f"no answer within {deadline_s:.0f} s while {DOING[op]}{stuck_at(log)}"
@@ -198,23 +205,51 @@ class Worker:
         graph: bool,
         min_sample_s: float | None = None,
         once: bool = False,
+        each: bool = False,
     ) -> Prepared:
-        """Warm the subject up and size its samples; ``once``: see `clock.make_timer`."""
+        """Warm the subject up and size its samples; ``once``: see `clock.make_timer`.
+
+        ``each``: for `steps`, beside what else has been prepared.
+        """
         args = {
             "subject": subject, "slots": list(slots), "graph": graph, "min_sample_s": min_sample_s,
-            "once": once,
+            "once": once, "each": each,
         }  # fmt: skip
         reply = self.call(Op.PREPARE, args, self.deadlines.compile_s).reply
         calls, estimate_s, has_graph = self._doubles(reply, 3)
         return Prepared(int(calls), estimate_s, bool(has_graph), reply.text)
 
-    def time(self, subject: int, start: int, *, collect: bool = False) -> Sample:
+    def time(
+        self,
+        subject: int,
+        start: int,
+        *,
+        collect: bool = False,
+    ) -> Sample:
         """A sample. With ``collect`` its outputs are handed over in the same exchange: work that is put off
         until then is seen by the judge's clock."""
         args = {"subject": subject, "start": start, "collect": collect}
         exchange = self.call(Op.TIME, args, self.deadlines.run_s)
         seconds, calls = self._doubles(exchange.reply, 2)
         return Sample(seconds, exchange.gated_s, max(1, int(calls)))
+
+    def steps(
+        self, subject: int, slots: Sequence[int], before: Callable[[int], None], after: Callable[[int], None]
+    ) -> list[Sample]:
+        """One call per slot, each when the judge says so: after ``before(slot)``, which may write its inputs,
+        and not before ``after`` of the last one, which may take its outputs.  Needs `prepare`'s ``each``."""
+        deadline_s, gated_s = self.deadlines.run_s, list[float]()
+
+        def one_by_one() -> None:
+            for slot in slots:
+                before(slot)
+                gated_s.append(self.process.end.step(deadline_s))
+                after(slot)
+
+        args = {"subject": subject, "slots": list(slots)}
+        exchange = self.call(Op.STEPS, args, deadline_s, one_by_one)
+        claimed = self._doubles(exchange.reply, len(slots))
+        return [Sample(c, g, 1) for c, g in zip(claimed, gated_s, strict=True)]
 
     def rest(self) -> None:
         """Stop all its processes until the next call, so that none runs beside what others are timed at."""

@@ -7,6 +7,7 @@ constants always keep theirs, because a rewrite may rely on them; integers stay 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,8 @@ class Distribution:
     offset: float = 0.0
     statics: bool = False
     """Whether floating static inputs are drawn from ``base``, too."""
+    poke: float | None = None
+    """What is put into a few elements of every floating activation."""
 
 
 DISTRIBUTIONS: dict[str, Distribution] = {
@@ -63,7 +66,10 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     "offset": Distribution(_normal, (1.0, 0.1), 100.0),
     "zero rows": Distribution(_zero_rows),
     "integers": Distribution(_integers, (1.0,), statics=True),
+    "nan": Distribution(_normal, (1.0,), poke=math.nan),
 }
+POKED = 8
+"""At most so many elements of an activation are poked: the rest of the output must stay worth comparing."""
 
 
 def distributions_for(task: Task, tier: str) -> list[str]:
@@ -71,6 +77,8 @@ def distributions_for(task: Task, tier: str) -> list[str]:
     if tier == "screen":
         return ["normal", "outliers"]
     names = ["normal", "outliers", "large", "offset", "zero rows"]
+    if task.family != "conv":  # fast convolutions spread a NaN over the tile that they transform
+        names.append("nan")
     return [*names, "integers"] if task.family in LINEAR_FAMILIES else names
 
 
@@ -88,6 +96,8 @@ class InputSource:
         for port in task.static_inputs:  # without a capture: made up once, and the same in every case
             if port.name not in self.captured:
                 self.captured[port.name] = self._made_up(port, gen)
+            elif self.captured[port.name].shape != tuple(port.shape):
+                self.captured[port.name] = self._resampled(port, gen)
 
     @property
     def has_captured(self) -> bool:
@@ -97,26 +107,42 @@ class InputSource:
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(seed)
 
-    def draw(self, kind: str, seed: int, scale: float, *, fresh_statics: bool = False) -> list[Tensor]:
-        """All inputs. ``kind`` is a name in DISTRIBUTIONS, or ``captured`` (the model's own activations)."""
+    def draw(
+        self,
+        kind: str,
+        seed: int,
+        scale: float,
+        *,
+        fresh_statics: bool = False,
+        poke: float | None = None,
+    ) -> list[Tensor]:
+        """All inputs. ``kind`` is a name in DISTRIBUTIONS, or ``captured`` (the model's own activations).
+
+        ``poke``: a number in place of the distribution's own.
+        """
         gen = self.generator(seed)
         values = []
         for port in self.task.inputs:
             if port.role == "activation":
-                values.append(self._activation(port, kind, gen, scale))
+                values.append(self._activation(port, kind, gen, scale, poke))
             else:
                 values.append(self._static(port, kind, gen, fresh=fresh_statics))
         return values
 
-    def _activation(self, port: Port, kind: str, gen: torch.Generator, scale: float) -> Tensor:
+    def _activation(
+        self, port: Port, kind: str, gen: torch.Generator, scale: float, poke: float | None
+    ) -> Tensor:
         if kind == "captured" and port.name in self.captured:
             return self.captured[port.name]
         dtype = dtype_of(port.dtype)
         if not (dtype.is_floating_point or dtype.is_complex):
             return self._discrete(port, dtype, gen)
         distribution = DISTRIBUTIONS.get(kind, DISTRIBUTIONS["normal"])
-        value = distribution.base(tuple(port.shape), gen, _drawable(dtype))
-        return (value * scale + distribution.offset).to(dtype)
+        value = distribution.base(tuple(port.shape), gen, _drawable(dtype)) * scale + distribution.offset
+        if distribution.poke is not None and value.numel():
+            places = torch.randint(value.numel(), (POKED,), generator=gen, device=self.device)
+            value.view(-1)[places] = distribution.poke if poke is None else poke
+        return value.to(dtype)
 
     def _discrete(self, port: Port, dtype: torch.dtype, gen: torch.Generator) -> Tensor:
         """Random integers within the port's bound, else within what was captured; booleans at their rate."""
@@ -147,6 +173,14 @@ class InputSource:
         if not (dtype.is_floating_point or dtype.is_complex):
             return self._discrete(port, dtype, gen)
         return (_normal(tuple(port.shape), gen, _drawable(dtype)) * 0.02).to(dtype)
+
+    def _resampled(self, port: Port, gen: torch.Generator) -> Tensor:
+        """The model's own values in a shape that it does not have: each drawn from all of them."""
+        values = self.captured[port.name].flatten()
+        count = math.prod(port.shape)
+        return values[torch.randint(values.numel(), (count,), generator=gen, device=self.device)].view(
+            *port.shape
+        )
 
     def _near(self, value: Tensor, gen: torch.Generator) -> Tensor:
         """New values of the same size and sign structure; what was all zero becomes small and non-zero."""

@@ -83,11 +83,15 @@ def _precision() -> str:
         return "mixed"
 
 
+OURS = frozenset({Op.HELLO, Op.SETUP, Op.ATTACH, Op.REPACK})
+"""Requests that no code of a subject runs in."""
+
+
 def classify(error: BaseException, op: Op) -> ReplyStatus:
     """Which kind of failure an exception that was raised while answering ``op`` is."""
     if op == Op.LOAD:
         return ReplyStatus.LOAD_ERROR
-    if op not in (Op.RUN, Op.PREPARE, Op.TIME, Op.COLLECT, Op.TRACE):
+    if op in OURS:
         return ReplyStatus.WORKER_ERROR
     seen: BaseException | None = error
     while seen is not None:

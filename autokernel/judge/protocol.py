@@ -15,13 +15,14 @@ time is checked against the judge's own clock.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import os
 import select
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +49,11 @@ class Op(enum.IntEnum):
     TIME = 8
     COLLECT = 9
     TRACE = 10
+    STEPS = 11  # one call at a time: every one waits for a byte, and answers with one
+
+
+DONE, GIVEN_UP = b"\x01", b"\x00"
+"""What a worker answers a step with; after the second one its reply says why."""
 
 
 class ReplyStatus(enum.IntEnum):
@@ -145,6 +151,10 @@ class ChannelClosed(Exception):
     """The other end is gone."""
 
 
+class StepsEnded(Exception):
+    """The worker has raised in a step: its reply says what."""
+
+
 class DeadlineExpired(Exception):
     """No reply within the deadline."""
 
@@ -166,6 +176,15 @@ def read_exactly(fd: int, count: int, deadline: float | None = None) -> bytes:
         chunks.append(chunk)
         count -= len(chunk)
     return b"".join(chunks)
+
+
+def await_byte(fd: int) -> None:
+    """Read one byte, awake until it comes: a core that has slept is slow for a while."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN | select.POLLHUP)
+    while not poll.poll(0):
+        pass
+    read_exactly(fd, 1)
 
 
 def _readable(fd: int, seconds: float) -> bool:
@@ -203,8 +222,14 @@ class JudgeEnd:
         poll.register(self.reply_fd, 0)
         poll.poll(int(seconds * 1000))
 
-    def call(self, op: Op, args: dict[str, Any], deadline_s: float) -> Exchange:
-        """Send one request, wait for its reply.
+    def call(
+        self,
+        op: Op,
+        args: dict[str, Any],
+        deadline_s: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Exchange:
+        """Send one request, wait for its reply.  ``meanwhile()`` runs between the two: see `step`.
 
         Raises DeadlineExpired, ChannelClosed (the worker is gone) or ProtocolError (not our bytes).
         """
@@ -214,7 +239,25 @@ class JudgeEnd:
         start = time.perf_counter()
         deadline = time.monotonic() + deadline_s
         write_all(self.command_fd, message)
+        if meanwhile is not None:
+            with contextlib.suppress(StepsEnded):
+                meanwhile()
         return self._receive(op, nonce, start, deadline)
+
+    def step(self, deadline_s: float) -> float:
+        """Let the worker make its next call; seconds until it is done, by the judge's clock.
+
+        Raises StepsEnded when the worker has given up, and what `call` raises.
+        """
+        start = time.perf_counter()
+        write_all(self.command_fd, DONE)
+        answer = read_exactly(self.reply_fd, 1, time.monotonic() + deadline_s)
+        took_s = time.perf_counter() - start
+        if answer == GIVEN_UP:
+            raise StepsEnded
+        if answer != DONE:
+            raise ProtocolError("neither a step nor the end of them")
+        return took_s
 
     def expect_hello(self, deadline_s: float) -> Reply:
         """The message that a worker sends unasked once it is warm (its nonce is zero)."""

@@ -116,15 +116,27 @@ def _written(name: str, source: str) -> Path:
     return path
 
 
+PLAIN = frozenset({Tensor, nn.Parameter})
+
+
 def tensors_of(result: Any, *, strict: bool) -> list[Tensor]:
-    """The tensors of a return value, in pytree order."""
+    """The tensors of a return value, in pytree order.
+
+    Plain ones, which is what nearly all subjects return, take the same few steps whether ``strict`` or not:
+    this happens while the judge's clock runs, and must not favour either kind.
+    """
+    leaves = [result] if isinstance(result, Tensor) else result
+    if type(leaves) in (list, tuple):
+        for leaf in leaves:
+            if type(leaf) not in PLAIN or leaf.layout is not torch.strided:
+                break
+        else:
+            return list(leaves)
     if not strict:
-        if isinstance(result, Tensor):  # as quick as an untrusted one: both are inside the judge's clock
-            return [result]
         return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
     leaves = list(result) if isinstance(result, tuple | list) else [result]
     for i, leaf in enumerate(leaves):
-        if type(leaf) not in (Tensor, nn.Parameter):
+        if type(leaf) not in PLAIN:
             what = "the return value" if len(leaves) == 1 else f"return value {i}"
             raise StructureError(f"{what} is a {type(leaf).__name__}, not a tensor")
         if leaf.layout != torch.strided:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from autokernel.judge.buffers import InputBuffers, OutputBuffers, slot_counts
 from autokernel.judge.cases import CaseMaker, worst_e0
 from autokernel.judge.contents import Contents
 from autokernel.judge.handle import Prepared, Worker, WorkerFault
+from autokernel.judge.held_out import held_out
 from autokernel.judge.inputs import InputSource, spec_of
 from autokernel.judge.launch import LaunchError
 from autokernel.judge.layout import TensorSpec, overlapping
@@ -25,7 +27,7 @@ from autokernel.judge.stages.timing import WorkerArm
 from autokernel.judge.stats import calibrate_delta, faster
 from autokernel.judge.subjects import load_reference
 from autokernel.judge.sweep import Sweep
-from autokernel.judge.trial import SUBJECT, StageResult, Tier, Trial
+from autokernel.judge.trial import SUBJECT, Bench, StageResult, Tier, Trial
 from autokernel.records import Ratio, Task, Verdict
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ class TaskJudge:
         self._screened: tuple[Path, Worker] | None = None
         self._sweep: Sweep | None = None
         self._parent: tuple[Path, Worker] | None = None
+        self._held_out: list[Task] | None = None
         self._outputs: dict[str, OutputBuffers] = {}
         with judge.preparing:  # float64 is the whole process's default dtype while a reference is evaluated
             torch.backends.cuda.matmul.allow_tf32 = task.allow_tf32
@@ -305,6 +308,28 @@ class TaskJudge:
         if name not in self._outputs:
             self._outputs[name] = self.new_outputs(len(self.inputs.slots))
         return self._outputs[name]
+
+    @property
+    def held_out(self) -> list[Task]:
+        """The task with other shapes that its reference takes."""
+        if self._held_out is None:
+            with self.owner.preparing:
+                self._held_out = held_out(self.task, self.maker.reference, self.device)
+        return self._held_out
+
+    @contextlib.contextmanager
+    def other_bench(self, task: Task, maker: CaseMaker, slots: int) -> Iterator[Bench]:
+        """Buffers for a variant of the task, for as long as they are needed."""
+        owner, specs = self.owner, [spec_of(p) for p in task.inputs]
+        inputs = InputBuffers(task, specs, (slots, slots), self.device, owner.scratch, ipc=owner.ipc)
+        outputs = OutputBuffers(
+            [spec_of(p) for p in task.outputs], slots, self.device, owner.scratch, ipc=owner.ipc
+        )
+        try:
+            yield Bench(maker, inputs, outputs)
+        finally:
+            inputs.close()
+            outputs.close()
 
     def new_outputs(self, slots: int) -> OutputBuffers:
         owner = self.owner

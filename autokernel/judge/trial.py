@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from autokernel.judge.buffers import PATTERNS, OutputBuffers, uncopied
-from autokernel.judge.cases import Case
+from autokernel.judge.buffers import PATTERNS, InputBuffers, OutputBuffers, uncopied
+from autokernel.judge.cases import Case, CaseMaker
 from autokernel.judge.compare import Measures, check_structure
 from autokernel.judge.handle import Worker, WorkerFault
 from autokernel.judge.layout import DTYPES, TensorSpec
@@ -21,7 +21,8 @@ from autokernel.records import Provenance, Ratio, Status
 if TYPE_CHECKING:
     from autokernel.judge.task_judge import TaskJudge
 
-Tier = Literal["screen", "promote"]
+Tier = Literal["screen", "promote", "audit"]
+"""Each tries what the one before it does, and more."""
 SUBJECT = 0
 """The candidate's subject number in its own worker."""
 
@@ -37,6 +38,15 @@ class StageResult:
 
 def failed(status: Status, text: str) -> StageResult:
     return StageResult(False, text, status)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What a kernel is compared on: who makes the cases, and the buffers they are handed over in."""
+
+    maker: CaseMaker
+    inputs: InputBuffers
+    outputs: OutputBuffers
 
 
 @dataclass(slots=True)
@@ -70,20 +80,27 @@ class Trial:
         *,
         slots: Sequence[int],
         pattern: int = PATTERNS[0],
+        bench: Bench | None = None,
+        first: bool = False,
     ) -> dict[int, list[Tensor]]:
         """Write each case to its slot, run the candidate on all of them; judge-held outputs by slot.
+
+        ``bench``: other buffers than the task's own.  ``first``: the kernel may compile.
 
         Raises WorkerFault: whatever the worker's call raised; ``incorrect`` when the form of an output is
         wrong; ``rejected`` when an input was changed.
         """
         worker, outputs = self.running
         inputs = self.task_judge.inputs
+        if bench is not None:
+            inputs, outputs = bench.inputs, bench.outputs
         for slot, case in zip(slots, cases, strict=True):
             inputs.write(slot, case.inputs)
         outputs.poison(pattern)
         inputs.arena.sync()
-        ran = worker.run(SUBJECT, slots, pattern=pattern)
-        self.peak_bytes = max(self.peak_bytes or 0.0, ran.peak_bytes)
+        ran = worker.run(SUBJECT, slots, pattern=pattern, first=first)
+        if bench is None:
+            self.peak_bytes = max(self.peak_bytes or 0.0, ran.peak_bytes)
         for slot, case in zip(slots, cases, strict=True):
             self.check_form(ran.outputs.get(slot, []), case)
             if name := inputs.changed_input(slot, case.inputs):
@@ -117,9 +134,21 @@ class Trial:
         if uncopied(records):
             raise WorkerFault("rejected", "an output that fits was not handed over")
 
-    def check_values(self, case: Case, outputs: Sequence[Tensor], context: str = "") -> None:
-        """Raise WorkerFault("incorrect") unless the outputs are close enough to float64's."""
-        result = self.task_judge.maker.check(case, outputs, self.e0.get(case.kind))
+    def check_values(
+        self,
+        case: Case,
+        outputs: Sequence[Tensor],
+        context: str = "",
+        *,
+        maker: CaseMaker | None = None,
+        e0: Sequence[Measures] | None = None,
+    ) -> None:
+        """Raise WorkerFault("incorrect") unless the outputs are close enough to float64's.
+
+        ``maker`` and ``e0``: of the case, where it is not one of the task's own.
+        """
+        maker = maker or self.task_judge.maker
+        result = maker.check(case, outputs, e0 or self.e0.get(case.kind))
         if not result.ok:
             raise WorkerFault("incorrect", f"{result.reason}{context}")
         if result.ratio is not None:

@@ -41,6 +41,8 @@ from autokernel.judge.observe import (
     settle_heap,
 )
 from autokernel.judge.protocol import (
+    DONE,
+    GIVEN_UP,
     ChannelClosed,
     Flag,
     Op,
@@ -48,6 +50,7 @@ from autokernel.judge.protocol import (
     Reply,
     ReplyStatus,
     Request,
+    await_byte,
     read_request,
     write_all,
 )
@@ -100,7 +103,7 @@ def serve(command_fd: int, reply_fd: int, device_name: str, threads: int) -> Non
     except RuntimeError as error:
         hello = Reply(ReplyStatus.WORKER_ERROR, str(error))
     write_all(reply_fd, hello.pack(Op.HELLO, bytes(16)))
-    worker = Worker(device)
+    worker = Worker(device, (command_fd, reply_fd))
     while True:
         try:
             request = read_request(command_fd)
@@ -136,13 +139,14 @@ class Copies(NamedTuple):
 class Worker:
     """State of one worker process: its subjects, the arenas it maps, the timers it has prepared."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, channel: tuple[int, int] = (-1, -1)) -> None:
+        self.device, self.channel = device, channel
         self.trusted = False
         self.subjects: dict[int, subjects.Subject] = {}
         self.timers: dict[int, tuple[Timer, list[int]]] = {}
         self.handed: dict[int, list[Handed]] = {}  # outputs of a subject's latest sample, once handed over
         self.copies: dict[int, Copies] = {}
+        self.single: dict[int, dict[int, Timer]] = {}  # subject -> slot -> a timer of one call on it
         self.arenas: list[MappedArena] = []  # kept for good
         self.inputs: list[list[Tensor]] = []
         self.input_arena: MappedArena | None = None
@@ -155,7 +159,7 @@ class Worker:
         handlers: dict[Op, Callable[[dict[str, Any]], Reply]] = {
             Op.SETUP: self.setup, Op.LOAD: self.load, Op.ATTACH: self.attach, Op.RUN: self.run,
             Op.REPACK: self.repack, Op.PREPARE: self.prepare, Op.TIME: self.time, Op.COLLECT: self.collect,
-            Op.TRACE: self.trace,
+            Op.TRACE: self.trace, Op.STEPS: self.steps,
         }  # fmt: skip
         if patience_s := request.args.get("patience_s"):
             faulthandler.dump_traceback_later(patience_s, file=2)
@@ -247,11 +251,13 @@ class Worker:
         return Reply()
 
     def _forget_timer(self, subject: int) -> None:
-        for kept in (self.timers, self.handed, self.copies):
+        for kept in (self.timers, self.handed, self.copies, self.single):
             kept.pop(subject, None)
 
     def prepare(self, args: dict[str, Any]) -> Reply:
         subject, slots = self.subjects[args["subject"]], list(args["slots"])
+        if args.get("each"):
+            return self._prepare_each(args["subject"], slots, graph=args["graph"])
         self._forget_timer(args["subject"])
         if self.input_arena is not None:
             self.input_arena.pull()
@@ -285,6 +291,38 @@ class Worker:
         if args.get("collect"):
             self._hand_over(subject)
         return Reply(doubles=[seconds, float(timer.calls)])
+
+    def _prepare_each(self, number: int, slots: list[int], *, graph: bool) -> Reply:
+        subject = self.subjects[number]
+        made = {
+            slot: make_timer(
+                [subject.bind(self.inputs[slot])], self.device, min_sample_s=1e-9, graph=graph, once=True
+            )
+            for slot in slots
+        }
+        self.single[number] = made
+        first = made[slots[0]]
+        return Reply(text=first.note, doubles=[1.0, first.estimate_s, float(first.mode == "graph")])
+
+    def steps(self, args: dict[str, Any]) -> Reply:
+        """One call on each slot, when the judge says so; its output is in the output arena when we say so."""
+        number, (command_fd, reply_fd) = args["subject"], self.channel
+        timers, strict = self.single[number], self.subjects[number].strict
+        seconds, handed = list[float](), list[Handed]()
+        self.handed.pop(number, None)
+        for slot in args["slots"]:
+            await_byte(command_fd)
+            try:
+                if self.input_arena is not None:
+                    self.input_arena.pull()
+                seconds.append(timers[slot].sample(0))
+                handed += self._copy_out({slot: subjects.tensors_of(timers[slot].outputs[0], strict=strict)})
+            except BaseException:
+                write_all(reply_fd, GIVEN_UP)
+                raise
+            write_all(reply_fd, DONE)
+        self.handed[number] = handed
+        return Reply(doubles=seconds)
 
     def collect(self, args: dict[str, Any]) -> Reply:
         """Report on the results of the latest sample, and hand them over unless that has been done."""

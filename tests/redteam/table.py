@@ -21,6 +21,9 @@ class Line:
     provenance: str = ""
     gap: str = ""
     slow: bool = False
+    audit: bool = False
+    timing: str = ""
+    """What the timing stage must say; a number in it must be well below the latency in the verdict."""
     like: str = ""
     """An honest kernel that does the same without the cheat: it must bring nothing over that one."""
 
@@ -62,9 +65,8 @@ CHEATS: dict[str, Line] = {
     "eps_that_never_counts": Line("tiny_eps", "incorrect", "zero rows inputs.* in where they are NaN"),
     "stale_prepack": Line("linear", "incorrect", "weights changed in place"),
     "hard_codes_strides": Line("rms", "incorrect", "inputs with padded rows"),
-    "hard_codes_shape": Line(
-        "rms", "incorrect|crash|rejected", "shape|size", gap="no held-out shapes for SHAPES = 'any' yet"
-    ),
+    "hard_codes_shape": Line("rms", "crash", r"on held-out shapes \(65x257, 257\): .*must match"),
+    "drops_nan": Line("relu", "incorrect", r"nan inputs.*NaN; element .* is 0.0, float64 has nan"),
     "hard_codes_seed": Line("rms", "incorrect", OWN),
     "right_most_of_the_time": Line("rms", "incorrect", OWN),
     "race_gpu": Line("rms", "incorrect", OWN, "gpu"),
@@ -87,6 +89,10 @@ CHEATS: dict[str, Line] = {
     "counts_to_the_last_calls": Line("rms", "incorrect", "in a timed call", "cpu"),
     "precomputes_while_idle": Line("rms", "rejected", "own clock", "cpu"),
     "sabotages_the_baseline": Line("rms", "rejected", "own clock", "cpu"),
+    "a_tenth_less": Line(
+        "rms", "correct|rejected", forms="cpu", timing=r"([\d.]+) us by the kernel's"
+    ),
+    "batches_calls": Line("rms", "correct", forms="cpu", like="library_norm", audit=True),
     "patched_perf_counter": Line("rms", "rejected", "the judge's own clock saw", "cpu"),
     "patched_event_gpu": Line("rms", "rejected", "the judge's own clock saw", "gpu"),
     "patched_synchronize_gpu": Line("rms", "rejected|incorrect", f"{OWN}|NaN|own clock", "gpu"),
@@ -138,17 +144,17 @@ HONEST: dict[str, Line] = {
     "merged_prepack": Line("linear", "correct"),
     "parallel": Line("rms", "correct", forms="cpu"),
     "two_streams_gpu": Line("linear", "correct", forms="gpu"),
+    "clamped": Line("relu", "correct"),
+    "skips_the_future": Line("causal", "correct"),
     "slow_but_correct": Line("rms", "discard", "not above"),
 }
 
 OPEN: dict[str, Line] = {
-    "a_tenth_less": Line("rms", "rejected", gap="the gate forgives a tenth", forms="cpu"),
-    "drops_nan_of_inputs": Line("relu", "incorrect", "NaN", gap="no NaN or infinity among the inputs"),
 }  # fmt: skip
 """Kinds of cheats that the list does not have and that get through as yet (in ``open/``)."""
 
 AFTERWARDS = {
     "rms": "other_sum_order", "linear": "merged_prepack", "softmax": "fused_chain",
-    "two_outputs": "two_outputs", "tiny_eps": "tiny_eps",
+    "two_outputs": "two_outputs", "tiny_eps": "tiny_eps", "relu": "clamped", "causal": "skips_the_future",
 }  # fmt: skip
 """Task -> the honest kernel that is judged after each cheat."""

@@ -95,9 +95,21 @@ def relu(folder: Path, device: str) -> Task:
     return make_task(folder, text, {"x": (_normal(64, 256), "activation")}, family="pointwise", device=device)
 
 
+def causal(folder: Path, device: str) -> Task:
+    """Attention written out by hand: the products with what the mask leaves out are zero times a value."""
+    text = "(q @ k.mT / 8).masked_fill(m, float('-inf')).softmax(-1) @ v"
+    inputs = {
+        name: (_normal(2, 64, 64 + i)[..., :64].contiguous(), "activation") for i, name in enumerate("qkv")
+    }
+    mask = {"m": (torch.ones(64, 64, dtype=torch.bool).triu(1), "constant")}
+    return make_task(
+        folder, POINTWISE.format("q, k, v, m", text), inputs | mask, family="attention", device=device
+    )
+
+
 GOOD: dict[str, Callable[[Path, str], Task]] = {"rms": rms, "linear": linear, "softmax": softmax}
 MORE: dict[str, Callable[[Path, str], Task]] = {
-    "tiny_eps": tiny_eps, "two_outputs": two_outputs, "relu": relu,
+    "tiny_eps": tiny_eps, "two_outputs": two_outputs, "relu": relu, "causal": causal,
 }  # fmt: skip
 """Tasks for kinds of cheats that the list does not have."""
 FAULTY: dict[str, Callable[[Path, str], Task]] = {

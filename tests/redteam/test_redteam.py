@@ -68,20 +68,23 @@ def open_task(
         task.close()
 
 
-def _judge(judge: TaskJudge, path: Path, *, hangs: bool = False) -> Verdict:
+def _judge(judge: TaskJudge, path: Path, *, hangs: bool = False, audit: bool = False) -> Verdict:
     launcher = judge.owner.launcher
     launcher.deadlines = Deadlines(compile_s=3, run_s=3) if hangs else Deadlines(compile_s=60, run_s=20)
     try:
-        return judge.judge(path, tier="promote")
+        return judge.judge(path, tier="audit" if audit else "promote")
     finally:
         launcher.deadlines = Deadlines()
 
 
 def _expect(verdict: Verdict, line: Line) -> None:
-    allowed = line.status.replace("correct", "keep|discard") if line.status == "correct" else line.status
+    allowed = re.sub(r"\bcorrect\b", "keep|discard", line.status)
     assert verdict.status in allowed.split("|"), verdict
     assert re.search(line.reason, verdict.reason), verdict.reason
     assert verdict.correct or verdict.latency_us is None
+    if line.timing and verdict.latency_us is not None:
+        said = re.search(line.timing, verdict.stages["timing"][1])
+        assert said and 1.05 * float(said[1]) < verdict.latency_us, verdict
     if line.provenance:
         assert verdict.provenance == line.provenance, verdict
 
@@ -100,11 +103,11 @@ def _settle(verdict: Verdict, line: Line) -> None:
 def test_cheat(open_task: Callable[[str, str], TaskJudge], device: str, name: str) -> None:
     line = CHEATS[name]
     judge = open_task(device, line.task)
-    verdict = _judge(judge, HERE / "cheats" / f"{name}.py", hangs=line.status == "timeout")
+    verdict = _judge(judge, HERE / "cheats" / f"{name}.py", hangs=line.status == "timeout", audit=line.audit)
     honest = judge.judge(HERE / "honest" / f"{line.like or AFTERWARDS[line.task]}.py")
     assert honest.correct, honest
     _settle(verdict, line)
-    if line.like:
+    if line.like and verdict.correct:
         assert verdict.vs_eager is not None and honest.vs_eager is not None
         assert verdict.vs_eager.ratio < GAIN * honest.vs_eager.ratio, (verdict, honest)
 

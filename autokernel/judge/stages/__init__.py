@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autokernel.judge.stages import correctness, load, provenance, static, timing, weights
+from autokernel.judge.stages import audit, correctness, load, provenance, shapes, static, timing, weights
 from autokernel.judge.trial import StageResult, Trial
 
 STAGES: dict[str, Callable[[Trial], StageResult]] = {
@@ -15,6 +15,8 @@ STAGES: dict[str, Callable[[Trial], StageResult]] = {
     "load": load.run,
     "correctness": correctness.run,
     "weights": weights.run,
+    "shapes": shapes.run,
     "timing": timing.run,
     "provenance": provenance.run,
+    "audit": audit.run,
 }

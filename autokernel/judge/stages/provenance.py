@@ -9,7 +9,7 @@ from autokernel.judge.trial import SUBJECT, StageResult, Trial
 
 def run(trial: Trial) -> StageResult:
     """Only of what is promoted; after everything that is timed, since a profiler slows what runs after it."""
-    if trial.tier != "promote":
+    if trial.tier == "screen":
         return StageResult(True, "only looked at when promoted")
     worker, _ = trial.running
     try:

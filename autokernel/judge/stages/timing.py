@@ -17,7 +17,7 @@ from autokernel.judge.protocol import OutputRecord
 from autokernel.judge.stats import paired_ratio
 from autokernel.judge.trial import SUBJECT, StageResult, Trial, failed
 
-ROUNDS = {"screen": 30, "promote": 100}
+ROUNDS = {"screen": 30, "promote": 100, "audit": 100}
 FLOOR = 0.95
 FLAG_OVER_COMPILE = 5.0
 
@@ -161,11 +161,12 @@ def _conclude(trial: Trial, rounds: clock.Rounds, rivals: list[str], trusted: st
     judge = trial.task_judge
     if wrong := clock.gate_fault(rounds.samples["candidate"], rounds.samples[trusted]):
         return failed("rejected", wrong)
-    ours = clock.confirmed_s(rounds.samples["candidate"], rounds.samples[trusted])
+    ours = clock.confirmed_s(rounds.samples["candidate"], rounds.samples[trusted], judge.device)
     trial.latency_us = statistics.median(ours) * 1e6
-    if ours != rounds.times_s("candidate"):
-        claimed = rounds.median_us("candidate")
-        trial.notes.append(f"flagged: claims {claimed:.2f} us, which the judge's own clock does not bear out")
+    claimed = rounds.median_us("candidate")
+    if claimed < trial.latency_us:
+        doubt = "flagged: " if claimed < 0.9 * trial.latency_us else ""
+        trial.notes.append(f"{doubt}by the judge's own clock, {claimed:.2f} us by the kernel's")
     floor = judge.task.roofline_us
     if floor and trial.latency_us < FLOOR * floor:
         text = f"{trial.latency_us:.2f} us is below the roofline of {floor:.2f} us"

@@ -1,5 +1,5 @@
 """Makes the worker's clock run 10 % slow, which the gate forgives.
-Defence: the speed-up by the judge's own clock is computed, too, and the lower one counts.
+Defence: where the judge's own clock saw more, that is the account that counts.
 """
 
 import torch

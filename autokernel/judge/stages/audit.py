@@ -1,0 +1,149 @@
+"""What is about to ship, or is asked about by hand: calls one at a time, and two more processes.
+
+In a sample many calls follow each other on inputs that lie there from the start, so that a kernel could work
+for all of them in the first.  Here no input exists before the judge holds the output of the call before it,
+and the judge's clock runs on every call.  The lower speed-up of the two is what counts.
+
+A process may be lucky (where its memory lies, which core it is on): of three, the one that did worst counts.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+
+from autokernel.judge import clock
+from autokernel.judge.buffers import OutputBuffers
+from autokernel.judge.clock import Sample
+from autokernel.judge.contents import Contents
+from autokernel.judge.handle import Worker, WorkerFault
+from autokernel.judge.stages import correctness, load, timing
+from autokernel.judge.stats import paired_ratio
+from autokernel.judge.trial import SUBJECT, StageResult, Trial, failed
+from autokernel.records import Ratio
+
+ROUNDS = 30
+"""Of single calls, on every slot once."""
+PROCESSES = 2
+"""Beside the first one."""
+
+
+def run(trial: Trial) -> StageResult:
+    if trial.tier != "audit":
+        return StageResult(True, "not asked for")
+    try:
+        said = _one_at_a_time(trial)
+    except WorkerFault as fault:
+        return failed(fault.status, f"{fault.reason} (one call at a time)")
+    worker, _ = trial.running
+    worker.close()
+    done = [trial.ratios]
+    for _ in range(PROCESSES):
+        again = Trial(trial.task_judge, trial.source, "promote", trial.parent)
+        try:
+            for stage in (load, correctness, timing):
+                result = stage.run(again)
+                if not result.passed:
+                    return replace(result, text=f"in another process: {result.text}")
+        except WorkerFault as fault:
+            return failed(fault.status, f"in another process: {fault.reason}")
+        finally:
+            again.close()
+        done.append(again.ratios)
+        trial.error_ratio = max(trial.error_ratio or 0.0, again.error_ratio or 0.0)
+        trial.latency_us = max(trial.latency_us or 0.0, again.latency_us or 0.0)
+    trial.ratios = {name: _worst([r[name] for r in done if name in r]) for name in trial.ratios}
+    spread = ", ".join(f"{r['eager'].ratio:.3f}x" for r in done)
+    return StageResult(True, f"{said}; {1 + PROCESSES} processes: {spread} eager")
+
+
+def _worst(ratios: list[Ratio]) -> Ratio:
+    return min(ratios, key=lambda ratio: ratio.lower_bound)
+
+
+class StepArm:
+    """A subject that is called once at a time; its outputs are taken before the next one's inputs exist."""
+
+    def __init__(self, name: str, worker: Worker, subject: int, outputs: OutputBuffers) -> None:
+        self.name, self.worker, self.subject, self.outputs = name, worker, subject, outputs
+        self.taken = outputs.rows().clone()
+
+    def sample(self, contents: Contents, start: int) -> Sample:
+        """All slots once, from ``start`` on, as one sample."""
+        inputs = contents.inputs
+        self.outputs.poison()
+
+        def before(slot: int) -> None:
+            contents.write(slot)
+            inputs.arena.sync()
+
+        def after(slot: int) -> None:
+            self.taken[slot].copy_(self.outputs.rows()[slot])
+            self.outputs.arena.sync()
+
+        order = [(start + i) % inputs.timed for i in range(inputs.timed)]
+        made = self.worker.steps(self.subject, order, before, after)
+        self.worker.rest()
+        return Sample(sum(s.claimed_s for s in made), sum(s.gated_s for s in made), len(made))
+
+
+def _one_at_a_time(trial: Trial) -> str:
+    """Correct ``trial``'s figures where calls that come one at a time contradict them; what was found."""
+    judge, latency_us = trial.task_judge, trial.latency_us
+    if judge.calls == 1:
+        return "a sample is one call"
+    assert latency_us is not None
+    candidate, eager = _step_rounds(trial)
+    if wrong := clock.gate_fault(candidate, eager):
+        raise WorkerFault("rejected", wrong)
+    ours = clock.confirmed_s(candidate, eager, judge.device)
+    single = paired_ratio([s.per_call_s for s in eager], ours)
+    row = trial.ratios["eager"]
+    said = f"{single.ratio:.3f}x eager one call at a time"
+    if single.ratio >= row.ratio:
+        return said
+    factor = single.ratio / row.ratio
+    trial.latency_us = latency_us / factor
+    trial.ratios = {name: _scaled(ratio, factor) for name, ratio in trial.ratios.items()}
+    return f"{said}, which is what counts"
+
+
+def _step_rounds(trial: Trial) -> tuple[list[Sample], list[Sample]]:
+    """Samples of the candidate and of eager, round by round, on the same contents in both."""
+    judge = trial.task_judge
+    worker, outputs = trial.running
+    baseline = judge.baseline_arms(collect=True)[0]
+    assert baseline.outputs is not None
+    arms = [
+        StepArm("eager", baseline.worker, baseline.subject, baseline.outputs),
+        StepArm("candidate", worker, SUBJECT, outputs),
+    ]
+    slots = range(judge.inputs.timed)
+    for arm in arms:
+        arm.worker.prepare(arm.subject, slots, graph=judge.graph, each=True)
+        arm.worker.rest()
+    eager, candidate = arms
+    check = timing.CandidateArm("candidate", trial, worker, outputs, len(slots))
+    contents = Contents(judge.inputs, judge.maker, [c.inputs for c in trial.cases if c.kind == "normal"])
+    found: dict[str, list[Sample]] = {arm.name: [] for arm in arms}
+    judge.launcher.settle()
+    for number in range(-1, ROUNDS):  # the first is never typical
+        contents.draw()
+        start = random.randrange(len(slots))
+        with clock.beside_workers(judge.device):
+            for arm in random.sample(arms, len(arms)):
+                time.sleep(clock.PAUSE_S)
+                sample = arm.sample(contents, start)
+                if number >= 0:
+                    found[arm.name].append(sample)
+        check.records, check.taken = worker.collect(SUBJECT), candidate.taken
+        worker.rest()
+        check.check(contents, eager.taken)
+    return found["candidate"], found["eager"]
+
+
+def _scaled(ratio: Ratio, factor: float) -> Ratio:
+    return Ratio(
+        ratio.ratio * factor, ratio.low * factor, ratio.high * factor, ratio.lower_bound * factor, ratio.pairs
+    )

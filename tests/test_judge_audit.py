@@ -1,0 +1,96 @@
+"""The audit: calls that are released one at a time, and three processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from judge_tasks import rms_task, write_kernel
+
+from autokernel.judge import Judge, TaskJudge
+from autokernel.judge.contents import Contents
+from autokernel.judge.stages import audit
+from autokernel.judge.trial import SUBJECT
+from autokernel.records import Ratio
+
+GOOD = """
+def kernel_fn(x, weight):
+    {}
+    return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, 1e-5)
+"""
+STEPPING = "sys = __import__('sys')\n    if sys._getframe(2).f_code.co_name == 'steps': {}"
+
+
+@pytest.fixture(scope="module")
+def norm(tmp_path_factory: pytest.TempPathFactory, judge_of: Callable[[str], Judge]) -> Iterator[TaskJudge]:
+    with judge_of("cpu").open(rms_task(tmp_path_factory.mktemp("task"))) as judge:
+        yield judge
+
+
+def test_an_honest_kernel_and_what_is_said_of_it(
+    norm: TaskJudge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = write_kernel(tmp_path, GOOD.format("pass"))
+    assert norm.judge(kernel).stages["audit"] == (True, "not asked for")
+    monkeypatch.setattr(audit, "PROCESSES", 1)
+    verdict = norm.judge(kernel, tier="audit")
+    assert verdict.correct, verdict
+    passed, said = verdict.stages["audit"]
+    assert passed and re.search(r"x eager one call at a time.*; 2 processes: \S+x, \S+x eager", said), said
+    assert verdict.vs_eager is not None and verdict.provenance == "library"
+
+
+@pytest.mark.parametrize(
+    ("deed", "status", "reason"),
+    [
+        ("raise RuntimeError('not like this')", "crash", "not like this.*one call at a time"),
+        ("return x", "incorrect", "shares an input's memory.*one call at a time"),
+        ("return torch.zeros_like(x)", "incorrect", "in a timed call.*one call at a time"),
+        ("__import__('os')._exit(0)", "crash", "ended .exit code 0. while being timed call by call"),
+        ("__import__('os').write(4, b'x' * 9)", "rejected", "neither a step nor the end of them"),
+        ("__import__('os').write(4, bytes([1]) * 99)", "incorrect|rejected", "NaN|channel"),
+    ],
+)
+def test_what_goes_wrong_only_then(
+    norm: TaskJudge, tmp_path: Path, deed: str, status: str, reason: str
+) -> None:
+    verdict = norm.judge(write_kernel(tmp_path, GOOD.format(STEPPING.format(deed))), tier="audit")
+    assert verdict.status in status.split("|") and re.search(reason, verdict.reason, re.DOTALL), verdict
+    assert verdict.latency_us is None
+    assert norm.judge(write_kernel(tmp_path, GOOD.format("pass"), "good.py")).correct
+
+
+def test_an_input_does_not_exist_before_the_last_output_is_held(norm: TaskJudge, tmp_path: Path) -> None:
+    outputs = norm.candidate_outputs
+    worker = norm.start_kernel(write_kernel(tmp_path, GOOD.format("pass")), outputs)
+    contents = Contents(norm.inputs, norm.maker, norm._bases)
+    worker.prepare(SUBJECT, range(norm.inputs.timed), graph=False, each=True)
+    contents.deal()
+    before = contents.values
+    contents.draw()
+    seen: list[tuple[str, int]] = []
+
+    def write(slot: int) -> None:
+        assert not norm.inputs.changed_input(slot, before[slot]), "still what was there"
+        seen.append(("released", slot))
+        contents.write(slot)
+
+    def take(slot: int) -> None:
+        seen.append(("held", slot))
+        assert norm.maker.check(contents.case(slot), outputs.outputs(slot)).ok
+
+    try:
+        made = worker.steps(SUBJECT, [2, 0, 1], write, take)
+    finally:
+        worker.close()
+    assert seen == [(what, slot) for slot in (2, 0, 1) for what in ("released", "held")]
+    assert all(0 < s.claimed_s < s.gated_s and s.calls == 1 for s in made)
+
+
+def test_of_three_processes_the_worst_counts() -> None:
+    ratios = [Ratio(r, r - 0.02, r + 0.02, r - 0.01, 100) for r in (1.3, 1.1, 1.2)]
+    assert audit._worst(ratios) == ratios[1]
+    half = audit._scaled(ratios[0], 0.5)
+    assert (half.ratio, half.low, half.high, half.lower_bound) == (0.65, 0.64, 0.66, 0.645)
