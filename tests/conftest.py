@@ -15,6 +15,15 @@ PLANTED = ("OPENAI_API_KEY", "AUTOKERNEL_REDTEAM_KEY")
 """Secrets in this process's environment while a judge starts; tests look for them in the workers."""
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start what tests marked ``beside`` will wait for: minutes of compiling, done while nothing is timed."""
+    if session.config.option.collectonly:
+        return
+    for item in session.items:
+        if marker := item.get_closest_marker("beside"):
+            marker.args[0]()
+
+
 @pytest.fixture(scope="session")
 def judge_of() -> Iterator[Callable[[str], Judge]]:
     from autokernel.judge import Judge

@@ -6,6 +6,7 @@ TRITON_INTERPRET=1, ``compile`` cross-compiles kernels of real sizes for sm_90 (
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import math
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -460,22 +462,29 @@ def worker(mode: str, *args: str, interpreter: bool, script: str = __file__) -> 
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def interpreted() -> dict[str, str]:
+BESIDE = ThreadPoolExecutor(1)
+
+
+@functools.cache
+def beside(mode: str, *args: str, interpreter: bool, script: str = __file__) -> Future[dict]:
+    """`worker`, beside whatever is going on; `pytest.mark.beside` starts it before the first test."""
+    return BESIDE.submit(worker, mode, *args, interpreter=interpreter, script=script)
+
+
+@pytest.mark.beside(lambda: beside("interpret", interpreter=True))
+def test_triton_in_the_interpreter():
     pytest.importorskip("triton")
-    return worker("interpret", interpreter=True)
-
-
-def test_triton_in_the_interpreter(interpreted):
+    interpreted = beside("interpret", interpreter=True).result()
     expected = len(FUSED) * 3 + len(MIXED) * 2
     assert len(interpreted) == expected
     assert {name: problem for name, problem in interpreted.items() if problem not in ("", "skipped")} == {}
     assert sum(problem == "skipped" for problem in interpreted.values()) < 10
 
 
+@pytest.mark.beside(lambda: beside("compile", "float16", interpreter=False))
 def test_triton_for_hopper():
     pytest.importorskip("triton")
-    facts = worker("compile", "float16", interpreter=False)
+    facts = beside("compile", "float16", interpreter=False).result()
     assert set(facts) == {f"{name}-float16" for name in REAL}
     for name, kernels in facts.items():
         assert kernels, name

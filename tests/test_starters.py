@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from test_codegen import (
     ROOT,
     angles,
     attempt,
+    beside,
     captured,
     compile_for_hopper,
     complex_rope,
@@ -27,7 +29,6 @@ from test_codegen import (
     rms_norm,
     rotate_half,
     up,
-    worker,
     written,
 )  # fmt: skip
 
@@ -141,8 +142,8 @@ def cross_compile(key: str) -> dict[str, list[dict]]:
     return out
 
 
-def own_worker(*args: str, interpreter: bool) -> dict:
-    return worker(*args, interpreter=interpreter, script=__file__)
+def own_worker(*args: str, interpreter: bool) -> Future[dict]:
+    return beside(*args, interpreter=interpreter, script=__file__)
 
 
 def test_every_starter_has_cases():
@@ -157,17 +158,19 @@ def test_every_starter_has_cases():
         assert info.backend == "triton" and info.shapes == "any" and info.space and info.docstring
 
 
+@pytest.mark.beside(lambda: own_worker("interpret", interpreter=True))
 def test_starters_in_the_interpreter():
     pytest.importorskip("triton")
-    results = own_worker("interpret", interpreter=True)
+    results = own_worker("interpret", interpreter=True).result()
     assert len(results) == sum(len(c) * (2 if n in DOTS else 3) for n, c in CASES.items())
     assert {name: problem for name, problem in results.items() if problem not in ("", "skipped")} == {}
 
 
+@pytest.mark.beside(lambda: own_worker("compile", "float16", interpreter=False))
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_starters_for_hopper(dtype):
     pytest.importorskip("triton")
-    facts = own_worker("compile", dtype, interpreter=False)
+    facts = own_worker("compile", dtype, interpreter=False).result()
     assert set(facts) == set(REAL)
     for name, kernels in facts.items():
         assert kernels and all(k["spills"] == 0 and k["shared"] <= 227 * 1024 for k in kernels), (

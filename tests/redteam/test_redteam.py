@@ -15,6 +15,7 @@ import torch
 
 from autokernel.judge import Judge, TaskError, TaskJudge
 from autokernel.judge.launch import Deadlines, guards_here
+from autokernel.judge.stages import timing
 from autokernel.records import STATUSES, Verdict
 from redteam import tasks
 from redteam.table import AFTERWARDS, CHEATS, HONEST, OPEN, PROBLEM_FAULTS, Line
@@ -104,7 +105,10 @@ def test_cheat(open_task: Callable[[str, str], TaskJudge], device: str, name: st
     line = CHEATS[name]
     judge = open_task(device, line.task)
     verdict = _judge(judge, HERE / "cheats" / f"{name}.py", hangs=line.status == "timeout", audit=line.audit)
-    honest = judge.judge(HERE / "honest" / f"{line.like or AFTERWARDS[line.task]}.py")
+    with pytest.MonkeyPatch.context() as patch:
+        if not line.like:  # that it is judged right is enough, its speed is no matter
+            patch.setitem(timing.ROUNDS, "screen", 5)
+        honest = judge.judge(HERE / "honest" / f"{line.like or AFTERWARDS[line.task]}.py")
     assert honest.correct, honest
     _settle(verdict, line)
     if line.like and verdict.correct:
