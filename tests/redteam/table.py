@@ -27,6 +27,11 @@ class Line:
     like: str = ""
     """An honest kernel that does the same without the cheat: it must bring nothing over that one."""
 
+    @property
+    def statuses(self) -> list[str]:
+        listed = self.status.split("|")
+        return [*(s for s in listed if s != "correct"), *(("keep", "discard") if "correct" in listed else ())]
+
 
 OWN = r"eager's own"
 KEPT = "is kept by the kernel after the call"

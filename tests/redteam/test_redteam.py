@@ -17,7 +17,7 @@ from autokernel.judge import Judge, TaskError, TaskJudge
 from autokernel.judge.launch import Deadlines, guards_here
 from autokernel.judge.stages import timing
 from autokernel.records import STATUSES, Verdict
-from redteam import tasks
+from redteam import page, tasks
 from redteam.table import AFTERWARDS, CHEATS, HONEST, OPEN, PROBLEM_FAULTS, Line
 
 HERE = Path(__file__).parent
@@ -79,8 +79,7 @@ def _judge(judge: TaskJudge, path: Path, *, hangs: bool = False, audit: bool = F
 
 
 def _expect(verdict: Verdict, line: Line) -> None:
-    allowed = re.sub(r"\bcorrect\b", "keep|discard", line.status)
-    assert verdict.status in allowed.split("|"), verdict
+    assert verdict.status in line.statuses, verdict
     assert re.search(line.reason, verdict.reason), verdict.reason
     assert verdict.correct or verdict.latency_us is None
     if line.timing and verdict.latency_us is not None:
@@ -153,3 +152,7 @@ def test_docstrings_say_what_and_which_defence(path: Path) -> None:
     head = path.read_text().split('"""')[1].strip().splitlines()
     expected = "Must pass" if path.parent.name == "honest" else "Defence"
     assert len(head) >= 2 and any(line.startswith(expected) for line in head), head
+
+
+def test_the_page_is_current() -> None:
+    assert page.PAGE.read_text(encoding="utf-8") == page.current(), "run python tests/redteam/page.py"

@@ -1,5 +1,5 @@
 """Maximum by comparison: NaN that goes in does not come out.
-Defence: a few NaN and infinities among the inputs of one case, compared by mask.
+Defence: a few NaN among the inputs of one case, compared by mask.
 """
 
 import torch
