@@ -99,6 +99,7 @@ FAILURES = {
         "W = []\ndef prepack(w):\n    W.append(w.clone())\n    return (W[0],)\n" + GOOD,
         "incorrect", "weights changed in place",
     ),
+    "prints without end": (wrap("print('x' * (1 << 20))"), "crash", "^prints more than 16 MB: BrokenPipe"),
     # cheats
     "changes its input": (wrap("x.add_(1)"), "rejected", "changes its input 'x'"),
     "changes a weight": (wrap("weight.mul_(1.001)"), "rejected", "changes its input 'weight'"),
@@ -309,3 +310,13 @@ def test_everything_is_gone_after_close(tmp_path: Path) -> None:
     assert not scratch.exists() and not shared.exists()
     with pytest.raises(ProcessLookupError):
         os.killpg(pid, 0)
+
+
+def test_a_reason_is_the_kernels_own_trace(norm: TaskJudge, tmp_path: Path) -> None:
+    body = "def helper(x):\n    return x.nothing\n\ndef kernel_fn(x, weight):\n    return helper(x)\n"
+    reason = norm.judge(write_kernel(tmp_path, body)).reason
+    assert reason.startswith("AttributeError") and "in helper" in reason and "x.nothing" in reason
+    for body in ("kernel_fn = 3\n", "from torch import nothing as kernel_fn\n"):
+        verdict = norm.judge(write_kernel(tmp_path, body))
+        assert verdict.status == "compile_error"
+        assert "load_kernel" not in verdict.reason and "importlib" not in verdict.reason, verdict.reason

@@ -40,6 +40,9 @@ DOING = {
     Op.STEPS: "being timed call by call",
 }  # fmt: skip
 
+PRINTED = 16 << 20
+"""Bytes that a kernel's process may write to its output, all told."""
+
 SLOW = {Op.LOAD, Op.RUN, Op.PREPARE}
 
 
@@ -96,6 +99,7 @@ class Worker:
     def _start(self, kind: Kind, allow_tf32: bool) -> None:
         self.process = self.launcher.take(kind)
         self.closed, self._rests = False, False
+        self.process.log.limit = PRINTED if kind == "kernel" else None
         scratch, trusted = self.process.scratch, kind in ("trusted", "baseline")
         args = {
             "scratch": str(scratch),
@@ -153,6 +157,8 @@ class Worker:
             ReplyStatus.STATE: "changes global state: ",
             ReplyStatus.WORKER_ERROR: f"worker error while {DOING[op]}: ",
         }.get(reply.status, "")
+        if self.process.log.overrun:
+            prefix = f"prints more than {PRINTED >> 20} MB: "
         return WorkerFault(status, prefix + reply.text, self.process.log.text(0.05))
 
     def _bury(self) -> str:

@@ -94,10 +94,14 @@ def scrubbed_environment(device: str) -> dict[str, str]:
 
 
 class BoundedLog:
-    """Drains a worker's stdout and stderr, keeping the first and the last part of it."""
+    """Drains a worker's stdout and stderr, keeping the first and the last part of it.
+
+    Past ``limit`` bytes nothing is read any more, and whoever writes gets an error: `overrun`.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd, self._head, self._tail, self._dropped = fd, b"", b"", 0
+        self.limit: int | None = None
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self._thread.start()
 
@@ -109,7 +113,14 @@ class BoundedLog:
                 tail = self._tail + chunk[room:] if room < len(chunk) else self._tail
                 self._dropped += max(0, len(tail) - LOG_TAIL)
                 self._tail = tail[-LOG_TAIL:]
+                if self.overrun:
+                    break
         os.close(self._fd)
+
+    @property
+    def overrun(self) -> bool:
+        written = len(self._head) + self._dropped + len(self._tail)
+        return self.limit is not None and written > self.limit
 
     def text(self, wait_s: float = 0.0) -> str:
         if wait_s:

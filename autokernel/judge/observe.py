@@ -8,12 +8,14 @@ import hashlib
 import random
 import subprocess
 import traceback
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from autokernel.judge.protocol import Op, ReplyStatus
 
+NOT_THEIRS = (str(Path(__file__).parents[1]), "<frozen importlib")
 COMPILE_ERRORS = frozenset({
     "CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct", "OutOfResources",
     "PTXASError", "MLIRCompilationError", "CompileError", "CppCompileError", "BackendCompilerFailed",
@@ -105,7 +107,7 @@ def classify(error: BaseException, op: Op) -> ReplyStatus:
 
 def describe(error: BaseException, limit: int = 6000) -> str:
     """The exception first, then where it came from (our own frames left out), bounded in the middle."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/autokernel/judge/" not in f.filename]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(NOT_THEIRS)]
     where = "".join(traceback.format_list(frames[-6:])).rstrip()
     message = "".join(traceback.format_exception_only(error)).strip()
     stderr = getattr(error, "stderr", None)
