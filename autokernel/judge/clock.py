@@ -376,17 +376,23 @@ def gate_fault(candidate: Sequence[Sample], trusted: Sequence[Sample]) -> str:
 
 
 def confirmed_s(
-    candidate: Sequence[Sample], trusted: Sequence[Sample], device: torch.device = CPU
+    candidate: Sequence[Sample],
+    trusted: Sequence[Sample],
+    device: torch.device = CPU,
+    *,
+    noise: float = 0.0,
 ) -> list[float]:
     """Seconds per call, round by round, that the judge's clock bears out: the headline is the slower account.
 
     `gate_fault` convicts only beyond doubt, and on a busy machine little is.  What counts here is the claim,
     or what the judge saw less the usual overhead, whichever is slower in the typical round (`ALLOWANCE`).
+    ``noise``: the share of the usual overhead by which it differs between processes anyway.
     """
     usual = statistics.median(t.gated_s - t.claimed_s for t in trusted)
     seen = [c.gated_s - usual for c in candidate]
     claimed = [c.claimed_s for c in candidate]
     share, noise_s = ALLOWANCE[device.type]
+    noise_s = max(noise_s, noise * usual)
     typical, told = statistics.median(seen), statistics.median(claimed)
     if told < (1 - share) * typical and typical - told > noise_s:
         return [max(a, b) / c.calls for a, b, c in zip(claimed, seen, candidate, strict=True)]
