@@ -103,8 +103,8 @@ def report(
         f"{runs} runs of the reference as a kernel: {accepted} called faster (lower bound above 1 + delta), "
         f"{bare} with one above 1, {len(wrong)} refused{refused}",
         "",
-        f"delta over {len(deltas)} openings: median {statistics.median(deltas):.3f}, from {min(deltas):.3f} to "
-        f"{max(deltas):.3f}",
+        f"delta over {len(deltas)} openings: median {statistics.median(deltas):.3f}, from {min(deltas):.3f} "
+        f"to {max(deltas):.3f}",
         "",
         f"screened verdict from source: median {statistics.median(screened):.2f} s, at most "
         f"{max(screened):.2f} s ({len(screened)} of them)",
