@@ -62,6 +62,29 @@ def test_what_goes_wrong_only_then(
     assert norm.judge(write_kernel(tmp_path, GOOD.format("pass"), "good.py")).correct
 
 
+FORGED = """
+import torch
+BACKEND = "torch"
+def kernel_fn(x, weight):
+    frame = __import__("sys")._getframe(2)
+    if frame.f_code.co_name == "steps":
+        slots = frame.f_locals["args"]["slots"]
+        while frame.f_code.co_name != "serve":
+            frame = frame.f_back
+        there = frame.f_globals
+        reply = there["Reply"](doubles=[1e-6] * len(slots))
+        request = frame.f_locals["request"]
+        __import__("os").write(4, there["GIVEN_UP"] + reply.pack(request.op, request.nonce))
+    return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, 1e-5)
+"""
+
+
+def test_a_forged_reply_in_the_middle_of_steps_is_a_verdict(norm: TaskJudge, tmp_path: Path) -> None:
+    verdict = norm.judge(write_kernel(tmp_path, FORGED.replace("import torch\n", "", 1)), tier="audit")
+    assert verdict.status == "rejected" and "steps that were never made" in verdict.reason, verdict
+    assert norm.judge(write_kernel(tmp_path, GOOD.format("pass"), "good.py")).correct
+
+
 def test_an_input_does_not_exist_before_the_last_output_is_held(norm: TaskJudge, tmp_path: Path) -> None:
     outputs = norm.candidate_outputs
     worker = norm.start_kernel(write_kernel(tmp_path, GOOD.format("pass")), outputs)

@@ -255,6 +255,11 @@ class Worker:
         args = {"subject": subject, "slots": list(slots)}
         exchange = self.call(Op.STEPS, args, deadline_s, one_by_one)
         claimed = self._doubles(exchange.reply, len(slots))
+        if len(gated_s) != len(slots):  # it gave up, and yet replied as if it had not
+            log = self._bury()
+            raise WorkerFault(
+                "rejected", "tampered with the judge's channel: steps that were never made", log
+            )
         return [Sample(c, g, 1) for c, g in zip(claimed, gated_s, strict=True)]
 
     def rest(self) -> None:
