@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -188,3 +189,26 @@ def test_memory_does_not_grow_with_candidates(norm: TaskJudge, tmp_path: Path) -
     for _ in range(3):
         norm.judge(good)
     assert before - free_without_pool(norm) < 256 << 20
+
+
+def in_a_cuda_graph(args: dict[str, Any]) -> Any:
+    from autokernel.integrate.cuda_graph import CudaGraph
+
+    weight = torch.randn(1024, 1024, device="cuda")
+    return CudaGraph(lambda x: torch.relu(x @ weight).repeat(8, 1), set())
+
+
+def test_timing_a_captured_model_does_not_make_it_larger(judge: Judge) -> None:
+    """While the judge holds a result, a replay would need a second recording, of 32 MiB and more."""
+    x = torch.randn(1024, 1024, device="cuda")
+    subject = {"kind": "factory", "module": __name__, "function": "in_a_cuda_graph", "args": {}}
+    with judge.spawn(subject, [x]) as worker:
+        worker.run([x])
+        worker.run([x])
+        before = worker.held_bytes
+        worker.prepare(1e-3)
+        for _ in range(3):
+            worker.sample()
+        worker.timed_outputs()
+        worker.run()
+        assert 0 < worker.held_bytes <= before + (4 << 20)

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,19 @@ def slow(args):
     return call
 
 
+def counts_the_held(args):
+    """Returns how many of its earlier results are still held at the time of the call."""
+    made: list[weakref.ref] = []
+
+    def call(x):
+        held = sum(ref() is not None for ref in made)
+        result = torch.full_like(x, held)
+        made.append(weakref.ref(result))
+        return result
+
+    return call
+
+
 def growing(args):
     sizes = iter(range(1, 100))
     return lambda x: x[: next(sizes)].clone()
@@ -91,6 +105,19 @@ def test_held_copies_and_views(judge: Judge) -> None:
         held, view = worker.run([x]), worker.run([x], copy=False)
         worker.run([x * 5], copy=False)
         assert held[0][0] == 2 and view[0][0] == 10
+
+
+def test_no_result_of_an_earlier_call_is_held(judge: Judge) -> None:
+    """A model in a CUDA graph makes room anew for a result while the last one is held, and that room would
+    count as the model's own memory."""
+    x = torch.ones(8)
+    with judge.spawn(factory("counts_the_held"), [x]) as worker:
+        assert worker.run([x])[0][0] == 0
+        worker.prepare(1e-5)
+        for _ in range(3):
+            worker.sample()
+            assert worker.timed_outputs()[0][0] == 0
+            assert worker.run()[0][0] == 0
 
 
 def test_reference_and_compiled_reference_agree(judge: Judge, tmp_path: Path) -> None:

@@ -217,9 +217,7 @@ class Worker:
             self.input_arena.pull()
         slots, pattern = args["slots"], args.get("pattern")
         targets = [subject.bind(self.inputs[slot]) for slot in slots]
-        for timer, _ in self.timers.values():
-            if timer.mode == "events":
-                timer.outputs.clear()  # a subject that never overwrites what is held makes room anew
+        self._let_go()
         if self.device.type == "cuda" and not subject.strict:
             torch.cuda.empty_cache()  # what compilers tried out and gave back is no part of the model
         before = self._reset_peak()
@@ -242,6 +240,14 @@ class Worker:
                 for record, overlaps, storage in zip(reply.tensors, marks, memory, strict=True)
             ]
         return self._unless_state_changed(reply)
+
+    def _let_go(self) -> None:
+        """Hold no result of an earlier call: a subject that never overwrites what is held makes room anew,
+        and that room would count as its own.  (What a captured graph returns lies in the graph's memory.)"""
+        for number, (timer, _) in self.timers.items():
+            if timer.mode != "graph":
+                timer.outputs.clear()
+                self.handed.pop(number, None)
 
     def repack(self, args: dict[str, Any]) -> Reply:
         if self.input_arena is not None:
