@@ -78,6 +78,6 @@ def least_times_us(task: Task, ceilings: Ceilings) -> tuple[float | None, float 
     inexact = (p.dtype for p in task.inputs if p.dtype.startswith(("float", "bfloat", "complex")))
     dtype = next(inexact, "float32")
     memory_us = roofline_us(0.0, task.bytes, dtype, ceilings)
-    compute_us = roofline_us(task.flops or 0.0, 0.0, dtype, ceilings, allow_tf32=task.allow_tf32)
+    compute_us = roofline_us(task.flops or 0.0, 0.0, dtype, ceilings, allow_tf32=task.in_tf32)
     unknown = bool(task.flops) and not compute_us  # no rate was measured for this dtype
     return memory_us, None if unknown else compute_us

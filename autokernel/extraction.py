@@ -26,6 +26,7 @@ from .records import Port, Task
 from .reference_text import RE_IM, reference_text, torch_kernel_text
 from .regions.code import UnprintableNode
 from .regions.region import Region
+from .torch_flags import tf32
 
 LIMIT_BYTES = 256 << 20
 # Relative error (Frobenius) that the reference may show against the model: both run the same ops on the same
@@ -159,6 +160,7 @@ def _task(profile: Profile, found: RegionProfile, rank: int, inputs: list[Tensor
         head_room=found.head_room,
         amdahl_bound=found.amdahl_bound,
         allow_tf32=profile.allow_tf32,
+        allow_conv_tf32=tf32().convolutions,
     )
 
 

@@ -139,14 +139,6 @@ def detect(device: str = "cpu") -> Device:
     )
 
 
-def allows_tf32() -> bool:
-    """Whether torch's flags, as they are now, let float32 products run in TF32."""
-    import torch
-
-    own = torch.backends.cuda.matmul.fp32_precision
-    return (getattr(torch.backends, "fp32_precision", own) if own == "none" else own) == "tf32"
-
-
 def versions() -> dict[str, str | None]:
     """Versions that can change a result, for ``run.json``; ``None`` where a thing is absent."""
     import torch

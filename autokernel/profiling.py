@@ -20,7 +20,7 @@ from torch import fx
 from torch.autograd.profiler_util import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity, record_function
 
-from . import hardware, roofline
+from . import hardware, roofline, torch_flags
 from .capture.graph import Graph, op_name, storages, written_storages
 from .masks import kept_scores
 from .profile_records import Leftover, Profile, RegionProfile
@@ -58,9 +58,9 @@ def profile(
         units = _Units(partitions)
         times, steps = _measure(graphs, units, where, wall_us)
     total = sum(times.values())
-    allow_tf32 = hardware.allows_tf32()
+    tf32 = torch_flags.tf32()
     regions = [
-        _region_profile(sites, sum(times[units.of_region[r]] for r in sites), total, limits, allow_tf32)
+        _region_profile(sites, sum(times[units.of_region[r]] for r in sites), total, limits, tf32)
         for sites in _by_fingerprint(partitions).values()
     ]
     regions.sort(key=lambda r: (r.gain or 0.0, r.share), reverse=True)
@@ -72,7 +72,7 @@ def profile(
         total_us=total,
         steps=steps,
         graphs=len(graphs),
-        allow_tf32=allow_tf32,
+        allow_tf32=tf32.products,
         regions=regions,
         leftover=_leftover(units, times, total),
         partitions=partitions,
@@ -88,7 +88,7 @@ def _by_fingerprint(partitions: Iterable[Partition]) -> dict[str, list[Region]]:
 
 
 def _region_profile(
-    sites: list[Region], time_us: float, total_us: float, limits: hardware.Ceilings, allow_tf32: bool
+    sites: list[Region], time_us: float, total_us: float, limits: hardware.Ceilings, tf32: torch_flags.Tf32
 ) -> RegionProfile:
     region = sites[0]
     gm = region.subgraph()
@@ -98,7 +98,7 @@ def _region_profile(
     least = roofline.flops_by_dtype(gm, kept=0.0 if kept is None else kept)
     moved = roofline.bytes_of(gm, region.input_roles)
     dtype = str(next(iter(region.ports()[1])).dtype)
-    floor = roofline.roofline_us(least, moved, dtype, limits, allow_tf32=allow_tf32)
+    floor = roofline.roofline_us(least, moved, dtype, limits, allow_tf32=tf32.allows(region.family))
     memory = roofline.roofline_us(0.0, moved, dtype, limits)
     share = time_us / total_us if total_us else 0.0
     room = roofline.head_room(time_us / len(sites), floor)

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from .torch_flags import Tf32
+
 Status = Literal[
     "baseline", "keep", "discard", "incorrect", "compile_error", "crash", "timeout", "rejected", "infra_error"
 ]
@@ -210,12 +212,22 @@ class Task:
     head_room: float | None = None
     amdahl_bound: float | None = None
     allow_tf32: bool = False
+    allow_conv_tf32: bool = True
     dir: Path = Path()
     inputs_left_out: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return f"{self.rank:02d}-{self.family}-{self.fingerprint[:8]}"
+
+    @property
+    def tf32(self) -> Tf32:
+        return Tf32(self.allow_tf32, self.allow_conv_tf32)
+
+    @property
+    def in_tf32(self) -> bool:
+        """Whether this task's own kind of work may run in TF32."""
+        return self.tf32.allows(self.family)
 
     @property
     def static_inputs(self) -> list[Port]:

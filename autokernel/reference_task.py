@@ -15,6 +15,7 @@ from typing import Any
 
 from autokernel.errors import UsageError
 from autokernel.records import Port, Task
+from autokernel.torch_flags import tf32
 
 
 def make_task(reference: Path, folder: Path, device: str) -> Task:
@@ -48,7 +49,7 @@ def make_task(reference: Path, folder: Path, device: str) -> Task:
     if not all(isinstance(x, torch.Tensor) for x in outputs):
         raise UsageError(f"{reference}: forward must return a tensor or a tuple of tensors")
     ports = [_port(f"input{i}", x) for i, x in enumerate(inputs)]
-    text = reference.read_bytes()
+    text, allowed = reference.read_bytes(), tf32()
     task = Task(
         rank=1,
         family="other",
@@ -58,6 +59,8 @@ def make_task(reference: Path, folder: Path, device: str) -> Task:
         module_paths=[],
         inputs=ports,
         outputs=[_port(f"out{i}", x) for i, x in enumerate(outputs)],
+        allow_tf32=allowed.products,
+        allow_conv_tf32=allowed.convolutions,
     )
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(reference, folder / "reference.py")

@@ -5,7 +5,8 @@
 A family is a reference and variants of it that compute as kernels do: other orders of sums, wider or narrower
 accumulators, library calls, and what must not pass: lower precision, parts left out, approximations.  Each
 runs on the data that a promotion uses, and its three errors are given in units of eager's own, at their
-worst.  A variant is misjudged when an honest one fails or a dishonest one passes.
+worst.  A variant is misjudged when an honest one fails or a dishonest one passes; of a few either verdict is
+right.  TF32 is not allowed, in convolutions neither, so that eager's own error is float32's.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from autokernel.judge.compare import Measures, limits_for, measure
 from autokernel.judge.inputs import InputSource, distributions_for
 from autokernel.judge.subjects import load_reference
 from autokernel.records import Port, Task
+from autokernel.torch_flags import Tf32, set_tf32
 
 SEEDS = 5
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -38,10 +40,10 @@ Fn = Callable[..., Tensor | tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Variant:
-    """``dtypes``: where it means something; ``honest``: whether a user would want it."""
+    """``dtypes``: where it means something; ``honest``: whether a user would want it, None if some would."""
 
     name: str
-    honest: bool
+    honest: bool | None
     fn: Fn
     dtypes: tuple[str, ...] = tuple(DTYPES)
 
@@ -63,6 +65,10 @@ def good(name: str, fn: Fn, *dtypes: str) -> Variant:
 
 def bad(name: str, fn: Fn, *dtypes: str) -> Variant:
     return Variant(name, False, fn, dtypes or tuple(DTYPES))
+
+
+def either(name: str, fn: Fn, *dtypes: str) -> Variant:
+    return Variant(name, None, fn, dtypes or tuple(DTYPES))
 
 
 # -- arithmetic that kernels do -----------------------------------------------------------------------
@@ -110,6 +116,13 @@ def sequential(x: Tensor, dtype: torch.dtype) -> Tensor:
     for i in range(x.shape[-1]):
         total = total + x[..., i].to(dtype)
     return total
+
+
+def halved(x: Tensor) -> Tensor:
+    """Sum over the last dim (a power of two), by halves."""
+    while x.shape[-1] > 1:
+        x = x[..., : x.shape[-1] // 2] + x[..., x.shape[-1] // 2 :]
+    return x[..., 0]
 
 
 # -- the families ---------------------------------------------------------------------------------------
@@ -363,7 +376,15 @@ FAMILIES = [
         "return x.sum(-1)",
         {"x": ((256, 1024), A)},
         [
-            good("one after the other, float32", lambda x: sequential(x, torch.float32).to(x.dtype)),
+            # Of 1024 float32 numbers, all near 100: an order that no library sums in, and that eager's on a
+            # GPU, a tree, is an order of magnitude better than.
+            either("one after the other, float32", lambda x: sequential(x, torch.float32), "float32"),
+            good("one after the other, float32", lambda x: sequential(x, torch.float32).to(x.dtype), *NARROW),
+            good(
+                "in 32 lanes, float32",  # as a warp does
+                lambda x: halved(sequential(x.unflatten(-1, (32, 32)).mT, torch.float32)),
+                "float32",
+            ),
             good("halves", lambda x: (x.float()[:, :512].sum(-1) + x.float()[:, 512:].sum(-1)).to(x.dtype)),
             bad("one after the other, 16 bits", lambda x: sequential(x, x.dtype), *NARROW),
             bad("last 1/64 left out", lambda x: x.float()[:, :-16].sum(-1).to(x.dtype)),
@@ -447,6 +468,10 @@ class Row:
     passed: bool
     why: str
 
+    @property
+    def misjudged(self) -> bool:
+        return self.variant.honest is not None and self.passed != self.variant.honest
+
 
 def task_of(family: Family, folder: Path, dtype: torch.dtype, device: str) -> Task:
     reference = (
@@ -513,9 +538,9 @@ def table(rows: list[Row], device: str) -> str:
         chosen = [r for r in rows if r.dtype in keys]
         limits = _three(limits_for(DTYPES[keys[0]]))  # type: ignore[arg-type]
         honest = [_three(r.worst) for r in chosen if r.variant.honest]
-        caught = [_three(r.worst) for r in chosen if not r.variant.honest and "eager's own" in r.why]
+        caught = [_three(r.worst) for r in chosen if r.variant.honest is False and "eager's own" in r.why]
         mildest = min(max(x / y for x, y in zip(three, limits, strict=True)) for three in caught)
-        wrong = sum(r.passed != r.variant.honest for r in chosen)
+        wrong = sum(r.misjudged for r in chosen)
         worst = " / ".join(f"{max(three[i] for three in honest):.2f}" for i in range(3))
         allowed = " / ".join(f"{x:g}" for x in limits)
         lines.append(f"| {name} | {worst} | {allowed} | {mildest:.2f}x a limit | {wrong} of {len(chosen)} |")
@@ -527,8 +552,8 @@ def table(rows: list[Row], device: str) -> str:
     for r in rows:
         figures = [f"{x:.3g}" for x in _three(r.worst)]
         judged = "passes" if r.passed else "fails"
-        judged += "" if r.passed == r.variant.honest else " (misjudged)"
-        honesty = "yes" if r.variant.honest else "no"
+        judged += " (misjudged)" if r.misjudged else ""
+        honesty = {True: "yes", False: "no", None: "either"}[r.variant.honest]
         why = r.why.partition(";")[0][:110]
         cells = [r.family, r.variant.name, r.dtype, honesty, *figures, judged, why]
         lines.append(f"| {' | '.join(cells)} |")
@@ -542,6 +567,7 @@ def main() -> None:
     parser.add_argument("--family", action="append", choices=[f.name for f in FAMILIES])
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    set_tf32(Tf32(products=False, convolutions=False))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for family in FAMILIES:

@@ -401,6 +401,28 @@ def test_an_evicted_region_is_told_of_by_its_own_winner() -> None:
     assert (line.backend, line.outcome, line.why) == ("torch", "evicted", "not slower without b")
 
 
+def test_what_is_faster_but_can_not_be_shipped_is_told_of_as_that() -> None:
+    row = Experiment(0, "n", "norm", task="01-norm", status="keep", backend="cpp", candidate="a")
+    other = replace(row, kernel_type="rope", task="02-rope", candidate="b")
+    model = Experiment(
+        2, "n", "model", task="model", status="keep", backend="autokernel", candidate="a", latency_us=5.0
+    )
+    added = [model, replace(model, candidate="b")]
+    eager = replace(model, status="baseline", backend="eager", candidate="")
+    final = replace(
+        model, status="discard", strategy="final", candidate="a,b", reason="peak memory 508 MiB", ci_low=1.4
+    )
+    found = summarize([row, other, *added, eager, final])
+    assert not found.improved and found.headline().endswith("use eager (peak memory 508 MiB)")
+    assert [(k.outcome, k.why) for k in found.kernels] == [("not shipped", "peak memory 508 MiB")] * 2
+    again = replace(final, status="keep", reason="", candidate="b", speedup_vs_best_baseline=1.3)
+    found = summarize([row, other, *added, eager, final, again])
+    assert [(k.outcome, k.why) for k in found.kernels] == [
+        ("evicted", "peak memory 508 MiB"), ("in the model", "")
+    ]  # fmt: skip
+    assert found.improved and not found.refused
+
+
 def test_nothing_helped_is_said_plainly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path, improved=False)
     code, out, _ = call(capsys, "report", str(tmp_path))

@@ -15,6 +15,7 @@ from autokernel.judge.compare import (
     error_of,
     measure,
     nonfinite_masks_equal,
+    rounded_once,
 )
 from autokernel.judge.layout import TensorSpec
 
@@ -123,6 +124,33 @@ def test_pure_data_movement_must_be_exact() -> None:
     assert judged(exact.clone(), exact.double(), exact, e0, exact_required=True).ok
     result = judged(moved, exact.double(), exact, e0, exact_required=True)
     assert not result.ok and "must be exact" in result.reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_where_eager_happens_to_be_exact_one_rounding_is_no_error(dtype: torch.dtype) -> None:
+    """As in attention on large numbers: the softmax is 0 or 1, and eager hands out a row of v as it is."""
+    exact = 1000 * torch.randn(64, 64).to(dtype)
+    eager, step = exact.clone(), torch.finfo(dtype).eps
+    some = torch.rand(64, 64) < (1.0 if dtype == torch.float32 else 0.2)
+    once = torch.where(some, torch.nextafter(exact, torch.full_like(exact, math.inf)), exact)
+    far = (exact.double() * (1 + 8 * step)).to(dtype)
+    half = exact.clone()
+    half[3, :32] = 0
+    never, rarely = Measures(), Measures(*[1e-3 * step] * 3)
+    for e0 in (never, rarely):
+        assert judged(once, exact.double(), eager, e0).ok
+        assert not judged(once, exact.double(), eager, e0, exact_required=True).ok
+        for wrong in (far, half):
+            result = judged(wrong, exact.double(), eager, e0)
+            assert not result.ok and "eager's own" in result.reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_that_leeway_is_no_more_than_eagers_usual_error(dtype: torch.dtype) -> None:
+    exact = torch.randn(256, 256, dtype=torch.float64)
+    usual, floor = error_of(exact.to(dtype), exact), rounded_once(exact, dtype, torch.isfinite(exact))
+    assert 0.9 * usual.frobenius < floor.frobenius <= usual.frobenius
+    assert floor.peak <= usual.peak and floor.tile <= usual.tile
 
 
 def test_a_handful_of_elements_may_round_once() -> None:

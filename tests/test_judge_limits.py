@@ -36,9 +36,9 @@ def test_no_variant_is_misjudged(family, tmp_path: Path, monkeypatch: pytest.Mon
     rows = [
         row for dtype in ("float32", "float16") for row in judge_limits.study(family, dtype, "cpu", tmp_path)
     ]
-    wrong = [(r.variant.name, r.dtype, r.why) for r in rows if r.passed != r.variant.honest]
+    wrong = [(r.variant.name, r.dtype, r.why) for r in rows if r.misjudged]
     assert rows and not wrong, wrong
-    assert {r.variant.honest for r in rows} == {True, False}
+    assert {r.variant.honest for r in rows} >= {True, False}
     assert f"| {family.name} | " in judge_limits.table(rows, "cpu")
 
 

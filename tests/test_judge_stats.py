@@ -157,12 +157,17 @@ def test_the_slower_account_counts() -> None:
     """A claim that is a tenth too low is corrected; an honest one moves by no more than the gate's noise."""
     rng = random.Random(0)
     quiet, gpu = samples(rng, 2e-3, 2e-3), torch.device("cuda")
-    for claimed_s, true_s in ((1.5e-3, 1.5e-3), (0.9 * 1.5e-3, 1.5e-3), (1e-3, 1.5e-3)):
+    for claimed_s, true_s in (
+        (1.5e-3, 1.5e-3),
+        (0.96 * 1.5e-3, 1.5e-3),
+        (0.9 * 1.5e-3, 1.5e-3),
+        (1e-3, 1.5e-3),
+    ):
         told = samples(rng, claimed_s, true_s)
         per_call_s = true_s / told[0].calls
         assert statistics.median(clock.confirmed_s(told, quiet)) == pytest.approx(per_call_s, rel=0.01)
         on_gpu = statistics.median(clock.confirmed_s(told, quiet, gpu))
-        forgiven = claimed_s / true_s >= 0.9
+        forgiven = claimed_s / true_s >= 0.95
         assert on_gpu == pytest.approx(claimed_s / told[0].calls if forgiven else per_call_s, rel=0.01)
     late = samples(rng, 1.6e-3, 1.5e-3)
     assert clock.confirmed_s(late, quiet) == [s.per_call_s for s in late], "the claim, where that is slower"

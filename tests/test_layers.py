@@ -15,7 +15,7 @@ PACKAGE = ROOT / "autokernel"
 # From the bottom up.  A module may import from its own layer and from the ones above it in this list.  The
 # longest matching name counts, so that a single module can sit lower than its package.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "records", "interrupt", "proposers.proposal"),
+    ("errors", "records", "torch_flags", "interrupt", "proposers.proposal"),
     ("hardware", "results", "run_folder"),
     ("capture",),
     ("regions", "roofline", "profile_records", "bound"),

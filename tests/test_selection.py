@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autokernel.integrate.arms import Arm, KeptKernel
-from autokernel.integrate.endtoend import _sides
+from autokernel.integrate.endtoend import EndToEnd, Selection, _sides
 from autokernel.integrate.model_rows import ModelRows
 from autokernel.integrate.selection import Selector
 from autokernel.integrate.whole_model import Agreement
@@ -74,6 +74,37 @@ def select(
     chosen = selector.run(kernels, EXECUTORS)
     assert arms.open == 1  # every process but the baseline's has been closed
     return {k.source.stem for k in chosen}, selector.executor, rows
+
+
+def test_a_selection_that_takes_too_much_memory_is_measured_again_without_its_largest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mib = {"a": 30, "b": 200, "c": 20}
+    arms, asked, limits = FakeArms(additive(dict.fromkeys(mib, 10.0))), list[str](), [300]
+    arms.kind, arms.close, start_one = "cpu", lambda: None, arms._arm  # type: ignore[attr-defined]
+
+    def with_memory(name: str, variant: dict[str, Any]) -> Arm:
+        arm = start_one(name, {"kernels": set(), "executor": "inductor"} | variant)
+        arm.worker.held_bytes = float(sum(mib[n] for n in variant.get("kernels", ())))  # type: ignore[union-attr]
+        return arm
+
+    def finish(self: EndToEnd, best: str, selector: Selector, chosen: list[KeptKernel]) -> Selection:
+        asked.append("".join(sorted(k.source.stem for k in chosen)))
+        too_large = sum(mib[n] for n in asked[-1]) > limits[-1]
+        return Selection(chosen, "inductor", improved=not too_large, why="memory", too_large=too_large)
+
+    monkeypatch.setattr(arms, "_arm", with_memory)
+    monkeypatch.setattr(EndToEnd, "_current_baselines", lambda self: {"compile-default": 100.0})
+    monkeypatch.setattr(EndToEnd, "_finish", finish)
+    whole = object.__new__(EndToEnd)
+    whole.arms, whole.make, whole._say = arms, ModelRows("run", "cpu"), lambda text: None  # type: ignore[assignment]
+    whole._journal, whole.loaded = lambda row: row, SimpleNamespace(spec=SimpleNamespace(device="cpu"))  # type: ignore[assignment]
+    kernels = [kernel(tmp_path, n) for n in mib]
+    assert whole.select(kernels).improved and asked == ["abc"]
+    limits.append(60)
+    assert whole.select(kernels).improved and asked == ["abc", "abc", "ac"]
+    limits.append(-1)
+    assert not whole.select(kernels).improved and [len(names) for names in asked[3:]] == [3, 2, 1, 0]
 
 
 def additive(gains: dict[str, float]) -> Callable[[set[str], str], float]:

@@ -28,6 +28,7 @@ from autokernel.judge.launch import LaunchError
 from autokernel.judge.spawned import SpawnedWorker
 from autokernel.records import Task
 from autokernel.results import source_id
+from autokernel.torch_flags import tf32
 
 MIN_SAMPLE_S = {"cpu": 0.02, "cuda": 0.006}
 """A sample lasts at least so long: several calls on a GPU, so that the host runs ahead, as when serving."""
@@ -165,8 +166,7 @@ class Arms:
         patience_s = max(MIN_PATIENCE_S, PATIENCE * self._baseline_s)
         deadline_s = patience_s if self._baseline_s and "baseline" not in args else None
         try:
-            tf32 = bool(torch.backends.cuda.matmul.allow_tf32)
-            arm.worker = self.judge.spawn(subject, inputs, deadline_s=deadline_s, allow_tf32=tf32)
+            arm.worker = self.judge.spawn(subject, inputs, deadline_s=deadline_s, tf32=tf32())
             self.check(arm)
         except WorkerFault as fault:
             arm.fail(fault)

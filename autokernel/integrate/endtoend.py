@@ -47,6 +47,8 @@ class Selection:
     ratio: Ratio | None = None
     improved: bool = False
     why: str = ""
+    too_large: bool = False
+    """Whether it is its memory alone that keeps the model with these kernels from being shipped."""
 
 
 class EndToEnd:
@@ -147,7 +149,12 @@ class EndToEnd:
                 return Selection(why=f"the best baseline no longer starts: {baseline.why_not}")
             selector = Selector(self.arms, baseline, self.make, self._journal, self._say)
             chosen = selector.run(kept, executors_for(self.loaded.spec.device, _has_compiler()))
-            return self._finish(best, selector, chosen)
+            while True:
+                selection = self._finish(best, selector, chosen)
+                if not selection.too_large or not chosen:
+                    return selection
+                chosen = selector.without_the_largest(chosen)
+                self._say(f"{selection.why}: once more with {counted(chosen, 'kernel')}")
         finally:
             baseline.close()
             self.arms.close()
@@ -185,6 +192,9 @@ class EndToEnd:
                 rounds, spread = _sides(samples, best)
                 selection.ratio = paired_ratio(rounds[best], rounds["ours"])
                 selection.why = self._reject(baseline, ours, selection.ratio)
+                if not selection.why:
+                    selection.why = self._memory(baseline, ours)
+                    selection.too_large = bool(selection.why)
                 vs_eager = paired_ratio(rounds["eager"], rounds["ours"]).ratio
                 for arm in (baseline, arms.get("eager")):
                     if arm is not None and arm.name in rounds:
@@ -220,6 +230,10 @@ class EndToEnd:
             return ours.why_not
         if ratio.lower_bound <= 1.0:
             return f"not faster than {baseline.name} ({interval(ratio)})"
+        return ""
+
+    def _memory(self, baseline: Arm, ours: Arm) -> str:
+        """Why the final variant takes too much device memory, or ``""``."""
         assert baseline.worker is not None and ours.worker is not None
         for worker in (baseline.worker, ours.worker):
             worker.run()

@@ -41,6 +41,8 @@ class Selector:
         self.arms, self.baseline, self.make = arms, baseline, make
         self._journal, self._say = journal, say
         self.executor = ""
+        self._held: dict[frozenset[str], float] = {}
+        """Bytes of device memory that the model held with a set of kernels in it."""
 
     def run(self, kernels: Sequence[KeptKernel], executors: Sequence[str]) -> list[KeptKernel]:
         """The kernels that stay; `executor` is set to what carries the graph."""
@@ -49,6 +51,13 @@ class Selector:
         if clear and chosen == ordered[:1]:
             return chosen  # what it is worth has just been measured: adding it to nothing is leaving it out
         return self._leave_out(chosen)
+
+    def without_the_largest(self, chosen: list[KeptKernel]) -> list[KeptKernel]:
+        """``chosen`` less the kernel without which the model holds the least memory, as far as is known; less
+        the last one otherwise."""
+        rest = [[c for c in chosen if c is not k] for k in chosen]
+        known = [s for s in rest if _ids(s) in self._held]
+        return min(known, key=lambda s: self._held[_ids(s)]) if known else chosen[:-1]
 
     def _try(self, kernels: list[KeptKernel], executors: list[str]) -> tuple[list[KeptKernel], bool]:
         """What helps, on the executor that is fastest with all kernels in; kernels without which none would
@@ -72,6 +81,7 @@ class Selector:
                 | {n: self.arms.variant(_swapped(kernels, *pair), self.executor) for n, pair in swaps.items()}
                 | {n: self.arms.variant(kernels, n) for n in others}
             )
+            self._note_memory({f"first {i}": kernels[:i] for i in range(len(kernels) + 1)}, arms)
             try:
                 carriers = {self.executor: arms[f"first {len(kernels)}"]} | {n: arms[n] for n in others}
                 rounds = self.timed(list(arms.values())) if any(a.ready for a in carriers.values()) else {}
@@ -238,7 +248,14 @@ class Selector:
         return [kernel for _, kernel in sorted(useless, key=lambda pair: pair[0])], clear
 
     def _start(self, sets: dict[str, list[KeptKernel]]) -> dict[str, Arm]:
-        return self.arms.start({n: self.arms.variant(s, self.executor) for n, s in sets.items()})
+        arms = self.arms.start({n: self.arms.variant(s, self.executor) for n, s in sets.items()})
+        self._note_memory(sets, arms)
+        return arms
+
+    def _note_memory(self, sets: dict[str, list[KeptKernel]], arms: dict[str, Arm]) -> None:
+        for name, kernels in sets.items():
+            if arms[name].worker is not None:
+                self._held[_ids(kernels)] = arms[name].alive().held_bytes
 
     def timed(self, arms: Sequence[Arm], rounds: int = ROUNDS) -> dict[str, list[float]]:
         """Seconds per call of the baseline and of the arms that are ready."""
@@ -253,6 +270,10 @@ class Selector:
     def _write(self, arm: Arm, rounds: dict[str, list[float]], *, strategy: str = "", **facts: Any) -> None:
         executor = strategy or self.executor
         self._journal(self.make.variant(arm, executor, rounds, self.baseline.name, **facts))
+
+
+def _ids(kernels: Sequence[KeptKernel]) -> frozenset[str]:
+    return frozenset(k.id for k in kernels)
 
 
 def _swapped(kernels: list[KeptKernel], old: KeptKernel, new: KeptKernel) -> list[KeptKernel]:

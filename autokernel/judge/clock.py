@@ -260,11 +260,12 @@ PAUSE_S, QUIET_S = 0.002, 0.05
 
 GATE_NOISE_S = 1e-4
 
-ALLOWANCE = {"cpu": (0.0, 0.0), "cuda": (0.1, GATE_NOISE_S)}
+ALLOWANCE = {"cpu": (0.0, 0.0), "cuda": (0.05, GATE_NOISE_S)}
 """By what share, and by how many seconds a sample, a claim may fall short of what the judge saw and count.
 
 On a GPU the overhead of a sample (two contexts taking turns, the flush, the copies) is as long as many
-samples are, and differs between processes."""
+samples are, and differs between processes: for honest kernels on an H200 by up to 41 us a sample of 0.3 ms,
+and by up to 2.5 % of samples of 1.5 to 12 ms."""
 
 
 def interleave(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -24,6 +24,7 @@ from autokernel.judge.protocol import (
     ReplyStatus,
 )
 from autokernel.records import Status
+from autokernel.torch_flags import BY_DEFAULT, Tf32
 
 STATUS_OF: dict[ReplyStatus, Status] = {
     ReplyStatus.LOAD_ERROR: "compile_error",
@@ -86,17 +87,17 @@ class Prepared:
 class Worker:
     """One worker process. Ended by ``close``; after a WorkerFault from a call it is already dead."""
 
-    def __init__(self, launcher: Launcher, *, kind: Kind, allow_tf32: bool = False) -> None:
+    def __init__(self, launcher: Launcher, *, kind: Kind, tf32: Tf32 = BY_DEFAULT) -> None:
         self.launcher, self.deadlines = launcher, launcher.deadlines
         try:
-            self._start(kind, allow_tf32)
+            self._start(kind, tf32)
         except WorkerFault:  # one that was kept warm may have died since; no candidate is in it yet
             try:
-                self._start(kind, allow_tf32)
+                self._start(kind, tf32)
             except WorkerFault as fault:
                 raise LaunchError(f"a worker did not start: {fault.reason}") from fault
 
-    def _start(self, kind: Kind, allow_tf32: bool) -> None:
+    def _start(self, kind: Kind, tf32: Tf32) -> None:
         self.process = self.launcher.take(kind)
         self.closed, self._rests = False, False
         self.process.log.limit = PRINTED if kind == "kernel" else None
@@ -108,7 +109,7 @@ class Worker:
             "trusted": trusted,
             # As opposed to a user's model, which may be given by a relative path, and read others.
             "region": kind in ("kernel", "baseline"),
-            "allow_tf32": allow_tf32,
+            "tf32": asdict(tf32),
         }
         try:
             self.call(Op.SETUP, args, self.deadlines.own_s)

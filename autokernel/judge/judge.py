@@ -29,6 +29,7 @@ from autokernel.judge.layout import TensorSpec
 from autokernel.judge.spawned import PairedResult, SpawnedWorker
 from autokernel.judge.task_judge import TaskError, TaskJudge
 from autokernel.records import Task
+from autokernel.torch_flags import BY_DEFAULT, Tf32
 
 LEFT_OUT_ON_A_GPU = (
     {"shared memory"},
@@ -202,7 +203,7 @@ class Judge:
         deadline_s: float | None = None,
         *,
         kind: Kind = "trusted",
-        allow_tf32: bool = False,
+        tf32: Tf32 = BY_DEFAULT,
         graph: bool = False,
     ) -> SpawnedWorker:
         """A worker for one subject (see `subjects`) on judge-held inputs of this layout.
@@ -220,7 +221,7 @@ class Judge:
         worker = SpawnedWorker(
             self.launcher, subject, specs(inputs_layout), outputs,
             device=self.device, scratch=self.scratch, ipc=self.ipc, deadline_s=deadline_s,
-            kind=kind, allow_tf32=allow_tf32, graph=graph,
+            kind=kind, tf32=tf32, graph=graph,
         )  # fmt: skip
         self._spawned.append(worker)
         return worker

@@ -26,6 +26,7 @@ from autokernel.judge.layout import DTYPES, TensorSpec, fill, pack_specs
 from autokernel.judge.protocol import OutputRecord
 from autokernel.judge.stats import paired_ratio
 from autokernel.records import Ratio
+from autokernel.torch_flags import Tf32
 
 SUBJECT = 0
 
@@ -62,7 +63,7 @@ class SpawnedWorker:
         ipc: bool,
         deadline_s: float | None,
         kind: Kind,
-        allow_tf32: bool,
+        tf32: Tf32,
         graph: bool,
     ) -> None:
         self.device, self._scratch, self._ipc, self._graph = device, scratch, ipc, graph
@@ -75,7 +76,7 @@ class SpawnedWorker:
         self.prepared: Prepared | None = None
         self.held_bytes = 0.0
         self._first_run = True
-        self.worker = Worker(launcher, kind=kind, allow_tf32=allow_tf32)
+        self.worker = Worker(launcher, kind=kind, tf32=tf32)
         try:
             self.worker.load(SUBJECT, subject, deadline_s)
             self.worker.attach(inputs=(self._inputs, [self._specs]))

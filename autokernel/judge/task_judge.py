@@ -29,6 +29,7 @@ from autokernel.judge.subjects import load_reference
 from autokernel.judge.sweep import Sweep
 from autokernel.judge.trial import SUBJECT, Bench, StageResult, Tier, Trial
 from autokernel.records import Ratio, Task, Verdict
+from autokernel.torch_flags import set_tf32
 
 if TYPE_CHECKING:
     from autokernel.judge.judge import Judge
@@ -70,8 +71,7 @@ class TaskJudge:
         self._held_out: list[Task] | None = None
         self._outputs: dict[str, OutputBuffers] = {}
         with judge.preparing:  # float64 is the whole process's default dtype while a reference is evaluated
-            torch.backends.cuda.matmul.allow_tf32 = task.allow_tf32
-            torch.backends.cudnn.allow_tf32 = task.allow_tf32
+            set_tf32(task.tf32)
             self.source = InputSource(task, self.device)
             try:
                 reference = load_reference(task.dir / "reference.py", self.device)
@@ -130,7 +130,7 @@ class TaskJudge:
 
         It is locked in as a candidate is: what that costs in time, all arms pay.
         """
-        worker = Worker(self.launcher, kind="baseline", allow_tf32=self.task.allow_tf32)
+        worker = Worker(self.launcher, kind="baseline", tf32=self.task.tf32)
         self._baseline = worker
         buffers = self._output_buffers("baseline")
         buffers.attach(worker, self.inputs)
@@ -216,7 +216,7 @@ class TaskJudge:
 
     def _twin(self, name: str) -> WorkerArm:
         """Eager once more, in a process of its own."""
-        worker = Worker(self.launcher, kind="baseline", allow_tf32=self.task.allow_tf32)
+        worker = Worker(self.launcher, kind="baseline", tf32=self.task.tf32)
         worker.load(0, self._reference_spec("reference"))
         worker.attach((self.inputs.arena, self.inputs.slots))
         self.ready(worker, 0)
@@ -272,7 +272,7 @@ class TaskJudge:
         return worker
 
     def start_worker(self, outputs: OutputBuffers) -> Worker:
-        worker = Worker(self.launcher, kind="kernel", allow_tf32=self.task.allow_tf32)
+        worker = Worker(self.launcher, kind="kernel", tf32=self.task.tf32)
         try:
             outputs.attach(worker, self.inputs)
         except WorkerFault:

@@ -54,6 +54,7 @@ from autokernel.judge.protocol import (
     read_request,
     write_all,
 )
+from autokernel.torch_flags import Tf32, set_tf32
 
 DEVICE_CODES = {"cpu": 0, "cuda": 1}
 CUDA_ERROR_NOT_INITIALIZED = 3
@@ -184,8 +185,7 @@ class Worker:
         self.trusted = args["trusted"]
         if args["region"]:
             os.chdir(args["scratch"])
-        torch.backends.cuda.matmul.allow_tf32 = args["allow_tf32"]
-        torch.backends.cudnn.allow_tf32 = args["allow_tf32"]
+        set_tf32(Tf32(**args["tf32"]))
         self.state = global_state(self.device)
         return Reply()
 

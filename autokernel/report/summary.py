@@ -18,7 +18,7 @@ MODEL = "model"
 OURS = "autokernel"
 FINAL = "final"
 """The strategy tag of the whole-model row that measures the selection once more, on fresh inputs."""
-IN, EVICTED = "in the model", "evicted"
+IN, EVICTED, NOT_SHIPPED = "in the model", "evicted", "not shipped"
 KEPT_ALONE, NOT_FASTER = "not tried in the model", "not faster"
 
 
@@ -71,6 +71,8 @@ class Summary:
     ci_high: float | None = None
     speedup_vs_eager: float | None = None
     error_ratio: float | None = None
+    refused: str = ""
+    """Why the model with kernels, though faster, is not shipped."""
     executor: str = ""
     kernels: list[KernelLine] = field(default_factory=list)
     statuses: dict[str, int] = field(default_factory=dict)
@@ -94,6 +96,9 @@ class Summary:
             return text
         if not self.baselines:
             return "the whole model was not measured"
+        if self.refused:
+            what = "nothing that can be shipped beat the best baseline"
+            return f"{what}: use {self.best_baseline} ({self.refused})"
         return f"nothing beat the best baseline: use {self.best_baseline}"
 
     def to_json(self) -> dict[str, Any]:
@@ -155,14 +160,21 @@ def _times_faster(row: Experiment, rival: Experiment | None) -> float | None:
 
 
 def final_row(ours: Sequence[Experiment]) -> Experiment | None:
-    """The last measurement of the whole selection: the row tagged `FINAL`, which may say that it lost."""
-    finals = [r for r in ours if FINAL in r.strategy.split(",")]
-    return finals[-1] if finals else None
+    """The last measurement of the whole selection, which may say that it lost."""
+    return next(reversed(finals(ours)), None)
+
+
+def finals(ours: Sequence[Experiment]) -> list[Experiment]:
+    return [r for r in ours if FINAL in r.strategy.split(",")]
 
 
 def _ours(summary: Summary, ours: Sequence[Experiment]) -> None:
     row = final_row(ours)
-    if row is None or row.status != "keep":
+    if row is None:
+        return
+    if row.status != "keep":
+        faster = row.ci_low is not None and row.ci_low > 1.0
+        summary.refused = row.reason if faster or row.latency_us is None else ""
         return
     summary.latency_us = row.latency_us
     summary.speedup = row.speedup_vs_best_baseline
@@ -219,7 +231,10 @@ def _kernel(task: str, rows: Sequence[Experiment], ours: Sequence[Experiment]) -
         line.decided = best.speedup_vs_best_baseline
         line.rival = "compile" if line.decided == best.speedup_vs_compile else "eager"
     left_out = [r for r in ours if r.parent == best.candidate]
-    if inside:
+    measured = [r for r in finals(ours) if best.candidate in r.candidate.split(",")]
+    if inside and final is not None and final.status != "keep":
+        line.outcome, line.why = NOT_SHIPPED, final.reason
+    elif inside:
         line.outcome = IN
     elif not added:
         line.outcome, line.why = (KEPT_ALONE, "") if kept else (NOT_FASTER, best.reason)
@@ -227,6 +242,8 @@ def _kernel(task: str, rows: Sequence[Experiment], ours: Sequence[Experiment]) -
         line.outcome, line.why = EVICTED, added[-1].reason or "the model is not faster with it"
     elif left_out and left_out[-1].status == "keep":
         line.outcome, line.why = EVICTED, left_out[-1].reason or "the model is faster without it"
+    elif measured:  # it was in the selection, which was measured again without it
+        line.outcome, line.why = EVICTED, measured[-1].reason
     else:
         line.outcome = IN
     if left_out and left_out[-1].speedup_vs_parent:
