@@ -12,6 +12,7 @@ import pytest
 
 from autokernel.integrate.arms import Arm, KeptKernel
 from autokernel.integrate.endtoend import EndToEnd, Selection, _sides
+from autokernel.integrate.executors import executors_for
 from autokernel.integrate.model_rows import ModelRows
 from autokernel.integrate.selection import Selector
 from autokernel.integrate.whole_model import Agreement
@@ -105,6 +106,14 @@ def test_a_selection_that_takes_too_much_memory_is_measured_again_without_its_la
     assert whole.select(kernels).improved and asked == ["abc", "abc", "ac"]
     limits.append(-1)
     assert not whole.select(kernels).improved and [len(names) for names in asked[3:]] == [3, 2, 1, 0]
+
+
+def test_the_plain_graph_is_tried_where_inductor_does_not_beat_eager_by_far() -> None:
+    assert executors_for("cpu", False, {"eager": 100.0}) == ["plain"]
+    assert executors_for("cpu", True, {"eager": 100.0}) == ["inductor", "plain"]
+    assert executors_for("cpu", True, {"eager": 100.0, "compile-default": 90.0}) == ["inductor", "plain"]
+    assert executors_for("cpu", True, {"eager": 100.0, "compile-default": 50.0}) == ["inductor"]
+    assert "plain-cudagraph" in executors_for("cuda", True, {"eager": 100.0, "compile-default": 50.0})
 
 
 def additive(gains: dict[str, float]) -> Callable[[set[str], str], float]:

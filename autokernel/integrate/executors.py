@@ -6,7 +6,7 @@ private parts of Inductor is in this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, fx
@@ -54,12 +54,19 @@ UNCAPTURED = {"inductor-one-graph": "inductor", "plain-cudagraph": "plain"}
 (Inductor's own CUDA-graph trees look after themselves.)"""
 
 
-def executors_for(device: str, compiler: bool) -> list[str]:
+HOPELESS = 1.3
+"""By so much Inductor has to beat eager for the plain graph not to be tried on a CPU."""
+
+
+def executors_for(device: str, compiler: bool, baselines: Mapping[str, float]) -> list[str]:
     """The executors worth measuring on ``device``, the one expected to win first; without a compiler Inductor
-    is out on a CPU."""
+    is out on a CPU.  ``baselines``: what the whole model took, in us."""
     if device.startswith("cuda"):
         return ["inductor-one-graph", "inductor-cudagraphs", "plain-cudagraph"]
-    return ["inductor", "plain"] if compiler else ["plain"]
+    if not compiler:
+        return ["plain"]
+    eager, compiled = baselines.get("eager", 0.0), baselines.get("compile-default")
+    return ["inductor"] if compiled and eager > HOPELESS * compiled else ["inductor", "plain"]
 
 
 def fixed_sizes(packs: Sequence[Tensor]) -> list[Tensor]:
