@@ -10,6 +10,7 @@ import torch
 
 from autokernel import hardware
 from autokernel.errors import DeviceMissing, UsageError
+from autokernel.torch_flags import tf32
 
 
 @pytest.fixture(autouse=True)
@@ -120,11 +121,11 @@ def test_measuring_leaves_the_precision_flags_alone(tmp_path: Path) -> None:
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
-        assert hardware.allows_tf32()
+        assert tf32().products
         hardware.ceilings(hardware.detect("cpu"), cache=tmp_path)
         assert torch.get_float32_matmul_precision() == "high"
         torch.set_float32_matmul_precision("highest")
-        assert not hardware.allows_tf32()
+        assert not tf32().products
     finally:
         torch.set_float32_matmul_precision(before)
 
