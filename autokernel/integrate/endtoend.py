@@ -22,7 +22,7 @@ from autokernel.integrate.arms import Arm, Arms, KeptKernel
 from autokernel.integrate.artifact import write_artifact
 from autokernel.integrate.executors import executors_for
 from autokernel.integrate.model_rows import ModelRows, interval, median_us
-from autokernel.integrate.selection import Selector, close, counted
+from autokernel.integrate.selection import ROUNDS, Selector, close, counted
 from autokernel.integrate.subjects import BASELINES
 from autokernel.judge import Judge
 from autokernel.judge.stats import paired_ratio
@@ -34,8 +34,6 @@ PROCESSES = 3
 """How many processes each side of the final measurement has."""
 FINAL_ROUNDS = 34
 """Every round gives one pair per process: a hundred pairs."""
-BASELINE_ROUNDS = 16
-"""Enough to tell which one is the best: only that one is timed again, beside the result."""
 MAX_MEMORY_RATIO = 1.1
 GROWTH_SAMPLES = 25
 
@@ -125,7 +123,7 @@ class EndToEnd:
 
     def _time_baselines(self, arms: dict[str, Arm]) -> dict[str, float]:
         live = {n: a for n, a in arms.items() if a.worker is not None}
-        rounds = self.arms.rounds(list(live.values()), BASELINE_ROUNDS)
+        rounds = self.arms.rounds(list(live.values()), ROUNDS)
         result: dict[str, float] = {}
         eager = rounds.get("eager")
         for name, arm in arms.items():
