@@ -30,7 +30,10 @@ def examine(device: str | None = None) -> list[Check]:
     """All checks, in the order in which they depend on each other.  ``device`` None: the best one here."""
     checks = [_python(), _torch()]
     if checks[-1].level != "fail":
-        checks += [_device(device), _driver(), _triton()]
+        checks += [_device(device), _driver()]
+        if checks[-2].level != "fail":
+            checks += _conditions(device)
+        checks.append(_triton())
     checks += [_compiler(), _nvcc(), *_guards(), _writable(), _key()]
     return checks
 
@@ -75,6 +78,25 @@ def _driver() -> Check:
     from autokernel.hardware import versions
 
     return Check("driver", "ok", f"{versions().get('driver') or 'unknown'}, CUDA {torch.version.cuda}")
+
+
+def _conditions(name: str | None) -> list[Check]:
+    """Whether a timing can say at which clocks it was taken; nothing to say without a GPU."""
+    import torch
+
+    from autokernel.hardware import torch_device
+    from autokernel.judge import conditions
+
+    if not torch.cuda.is_available():
+        return []
+    device = torch_device(name or "cuda")
+    if device.type != "cuda":
+        return []
+    if reason := conditions.why_not(device):
+        text = f"can't be read ({_line(reason)}): timings won't say at which clocks they were taken"
+        return [Check("clocks and power", "warn", text)]
+    now = conditions.describe([conditions.read(device)])
+    return [Check("clocks and power", "ok", f"read through NVML; now: {now}")]
 
 
 def _triton() -> Check:

@@ -91,6 +91,19 @@ def test_a_triton_kernel(norm: TaskJudge, tmp_path: Path, tier) -> None:
     assert verdict.vs_eager is not None and verdict.vs_eager.lower_bound > 1.5
     assert verdict.peak_vram_mb and 0.5 < verdict.peak_vram_mb < 50
     assert "flagged" not in verdict.stages["timing"][1]
+    assert re.search(r"SM clock \d+( to \d+)? MHz, .* W, \d+", verdict.stages["timing"][1])
+    assert re.match(
+        r"rms: \d+ registers, none spilled, \d+ bytes shared, 4 warps", verdict.stages["resources"][1]
+    )
+    assert "spills" not in verdict.reason
+
+
+def test_spilled_registers_are_in_the_reason(norm: TaskJudge, tmp_path: Path) -> None:
+    """16 Ki elements in one warp's registers are more than it has."""
+    kernel = TRITON.replace("BLOCK=1024", "BLOCK=16384, num_warps=1")
+    verdict = norm.judge(write_kernel(tmp_path, kernel))
+    print(verdict.stages["resources"], verdict.reason)
+    assert verdict.correct and re.search(r"; rms spills \d+ registers", verdict.reason), verdict
 
 
 BROKEN = {
@@ -212,3 +225,17 @@ def test_timing_a_captured_model_does_not_make_it_larger(judge: Judge) -> None:
         worker.timed_outputs()
         worker.run()
         assert 0 < worker.held_bytes <= before + (4 << 20)
+
+
+def test_the_audit_also_tells_what_a_warm_cache_gives(norm: TaskJudge, tmp_path: Path) -> None:
+    """1.6 MB a call: about 20 of them lie in half of the L2, and are read from it faster than from memory."""
+    verdict = norm.judge(write_kernel(tmp_path, TRITON), tier="audit")
+    print(verdict.latency_us, verdict.stages["warm"], verdict.stages["audit"])
+    found = re.match(
+        r"([\d.]+) us on (\d+) warm buffers, \S+x eager, \S+x compile$", verdict.stages["warm"][1]
+    )
+    assert verdict.correct and verdict.latency_us is not None and found, verdict
+    assert 10 <= int(found[2]) <= 40 and float(found[1]) < verdict.latency_us
+    again = norm.judge(write_kernel(tmp_path, TRITON, "again.py"), tier="promote")
+    assert again.correct and again.latency_us is not None
+    assert again.latency_us == pytest.approx(verdict.latency_us, rel=0.1)  # baselines are cold again, too

@@ -23,6 +23,7 @@ from autokernel.integrate.merges import parameter_merges
 from autokernel.integrate.subjects import BASELINES
 from autokernel.integrate.whole_model import Agreement, Answer, WholeModelOracle, agree
 from autokernel.judge import Judge, clock
+from autokernel.judge.conditions import describe
 from autokernel.judge.handle import WorkerFault
 from autokernel.judge.launch import LaunchError
 from autokernel.judge.spawned import SpawnedWorker
@@ -116,6 +117,8 @@ class Arms:
         self._weights: Path | None = None
         self._answers: list[Answer] = []
         self._baseline_s = 0.0
+        self.conditions = ""
+        """The device's state in the latest `rounds`, in words; ``""`` where it can't be read."""
 
     def merges(self, kept: Sequence[tuple[Task, Path]]) -> dict[str, list[dict[str, Any]]]:
         return parameter_merges(self.loaded.model, self._graphs(), kept) if kept else {}
@@ -216,7 +219,7 @@ class Arms:
         while True:
             live = [arm for arm in arms if arm.worker is not None]
             try:
-                result = clock.interleave(live, rounds)
+                result = clock.interleave(live, rounds, device=self.judge.device)
                 break
             except WorkerFault as fault:  # the others are timed again without it
                 dead = [arm for arm in live if arm.worker is not None and arm.worker.worker.closed]
@@ -232,4 +235,5 @@ class Arms:
                         arm.agreement = Agreement(
                             False, f"in a timed call: {found.reason}", found.error_ratio
                         )
+        self.conditions = describe(result.readings)
         return {arm.name: result.times_s(arm.name) for arm in live}

@@ -130,8 +130,13 @@ class EndToEnd:
             samples = rounds[name] if name in live else None
             if samples is not None:
                 result[name] = median_us(samples)
-            self._journal(self.make.baseline(arm, samples, eager, "whole model as torch gives it"))
+            text = self._under("whole model as torch gives it")
+            self._journal(self.make.baseline(arm, samples, eager, text))
         return result
+
+    def _under(self, description: str) -> str:
+        """With the conditions of the latest timing, where they are known."""
+        return "; ".join(part for part in (description, self.arms.conditions) if part)
 
     # --- selection --------------------------------------------------------------------------------------
 
@@ -199,14 +204,14 @@ class EndToEnd:
                 for arm in (baseline, arms.get("eager")):
                     if arm is not None and arm.name in rounds:
                         row = self.make.baseline(
-                            arm, rounds[arm.name], rounds["eager"], "again, beside the result"
+                            arm, rounds[arm.name], rounds["eager"], self._under("again, beside the result")
                         )
                         self._journal(row)
             selection.improved = not selection.why
             row = self.make.variant(
                 ours, executor, rounds, baseline.name, keep=selection.improved, reason=selection.why,
                 candidate=",".join(k.id for k in chosen), strategy="final", vs_eager=vs_eager,
-                description=f"{executor}, {counted(chosen, 'kernel')}{spread}",
+                description=self._under(f"{executor}, {counted(chosen, 'kernel')}{spread}"),
             )  # fmt: skip
             self._journal(row)
         finally:

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 import torch
 
+from autokernel.judge.conditions import Reading, Watch
 from autokernel.judge.stats import order_index
 
 Target = tuple[Callable[..., Any], Sequence[Any]]
@@ -65,14 +66,15 @@ def make_timer(
     min_sample_s: float | None = None,
     graph: bool = True,
     once: bool = False,
+    flush: bool = True,
 ) -> Timer:
     """A timer over ``targets``, warmed up. ``outputs`` will hold each buffer's most recent result.
 
     ``once``: a sample is one call on each target, whatever it lasts, so that every result is kept (in a CUDA
-    graph more, where there are few targets).
+    graph more, where there are few targets).  ``flush``: a GPU's L2 cache before every sample.
     """
     if device.type == "cuda":
-        return _cuda_timer(targets, device, min_sample_s or MIN_SAMPLE_S["cuda"], graph, once)
+        return _cuda_timer(targets, device, min_sample_s or MIN_SAMPLE_S["cuda"], graph, once, flush)
     return HostTimer(targets, min_sample_s or MIN_SAMPLE_S["cpu"], calls=len(targets) if once else None)
 
 
@@ -111,9 +113,14 @@ class HostTimer:
 
 
 def _cuda_timer(
-    targets: Sequence[Target], device: torch.device, min_sample_s: float, graph: bool, once: bool
+    targets: Sequence[Target],
+    device: torch.device,
+    min_sample_s: float,
+    graph: bool,
+    once: bool,
+    flush: bool,
 ) -> Timer:
-    plain = EventTimer(targets, device, 1)
+    plain = EventTimer(targets, device, 1, flush)
     for start in range(WARMUP_CALLS):
         plain.sample(start)
     call_s, n = statistics.median(plain.sample(i) for i in range(3)), len(targets)
@@ -123,7 +130,7 @@ def _cuda_timer(
         return plain
     calls = n if call_s > min_sample_s else n * max(1, math.ceil(MIN_GRAPH_CALLS / n))
     try:
-        timer = GraphTimer(targets, device, calls)
+        timer = GraphTimer(targets, device, calls, flush)
     except RuntimeError as error:
         torch.cuda.synchronize(device)
         plain.calls, plain.estimate_s = calls, call_s
@@ -133,13 +140,17 @@ def _cuda_timer(
 
 
 class _DeviceTimer:
-    def __init__(self, targets: Sequence[Target], device: torch.device, calls: int) -> None:
+    def __init__(self, targets: Sequence[Target], device: torch.device, calls: int, flush: bool) -> None:
         self.targets, self.device, self.calls = targets, device, calls
         self.outputs: dict[int, Any] = {}
         self.estimate_s, self.note = 0.0, ""
         self.begin = torch.cuda.Event(enable_timing=True)
         self.end = torch.cuda.Event(enable_timing=True)
-        self.flush = _flush_buffer(device)
+        self.flush = _flush_buffer(device) if flush else None
+
+    def _flush(self) -> None:
+        if self.flush is not None:
+            self.flush.zero_()
 
     def _elapsed_s(self) -> float:
         self.end.synchronize()
@@ -163,7 +174,7 @@ class EventTimer(_DeviceTimer):
         order = [(start + i) % n for i in range(self.calls)]
         ring.clear()
         _mark_step()
-        self.flush.zero_()
+        self._flush()
         torch.cuda.synchronize(self.device)
         self.begin.record()
         for slot in order:
@@ -177,8 +188,8 @@ class EventTimer(_DeviceTimer):
 class GraphTimer(_DeviceTimer):
     mode = "graph"
 
-    def __init__(self, targets: Sequence[Target], device: torch.device, calls: int) -> None:
-        super().__init__(targets, device, calls)
+    def __init__(self, targets: Sequence[Target], device: torch.device, calls: int, flush: bool) -> None:
+        super().__init__(targets, device, calls, flush)
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
@@ -198,7 +209,7 @@ class GraphTimer(_DeviceTimer):
         self.estimate_s = self.sample(0) / calls
 
     def sample(self, start: int) -> float:
-        self.flush.zero_()
+        self._flush()
         self.begin.record()
         self.graph.replay()
         self.end.record()
@@ -243,9 +254,11 @@ class Arm(Protocol):
 
 @dataclass(slots=True)
 class Rounds:
-    """Samples per arm; the i-th sample of every arm belongs to the same round."""
+    """Samples per arm; the i-th sample of every arm belongs to the same round.  ``readings`` are of the
+    device's state meanwhile, where it can be read."""
 
     samples: dict[str, list[Sample]] = field(default_factory=dict)
+    readings: list[Reading] = field(default_factory=list)
 
     def times_s(self, arm: str) -> list[float]:
         return [s.per_call_s for s in self.samples[arm]]
@@ -286,7 +299,8 @@ def interleave(
     """
     rng = rng or random.SystemRandom()
     pause_s = (PAUSE_S if device.type == "cpu" else 0.0) if pause_s is None else pause_s
-    result = Rounds({arm.name: [] for arm in arms})
+    watch = Watch(device)
+    result = Rounds({arm.name: [] for arm in arms}, watch.readings)
     with _quiet(pause_s):
         for number in range(-1, rounds):  # the first samples are never typical: one round does not count
             if before_round is not None:
@@ -297,6 +311,7 @@ def interleave(
                 sample = arm.sample(start)
                 if number >= 0:
                     result.samples[arm.name].append(sample)
+            watch.look()
             if after_round is not None:
                 after_round()
     return result

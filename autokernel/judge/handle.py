@@ -213,14 +213,16 @@ class Worker:
         min_sample_s: float | None = None,
         once: bool = False,
         each: bool = False,
+        flush: bool = True,
     ) -> Prepared:
         """Warm the subject up and size its samples; ``once``: see `clock.make_timer`.
 
-        ``each``: for `steps`, beside what else has been prepared.
+        ``each``: for `steps`, beside what else has been prepared.  ``flush``: whether a GPU's L2 cache is
+        flushed before every sample.
         """
         args = {
             "subject": subject, "slots": list(slots), "graph": graph, "min_sample_s": min_sample_s,
-            "once": once, "each": each,
+            "once": once, "each": each, "flush": flush,
         }  # fmt: skip
         reply = self.call(Op.PREPARE, args, self.deadlines.compile_s).reply
         calls, estimate_s, has_graph = self._doubles(reply, 3)
@@ -276,6 +278,10 @@ class Worker:
         """What a call on ``slot`` ran, as `autokernel.judge.trace.record` tells it; a claim."""
         args = {"subject": subject, "slot": slot}
         return self.call(Op.TRACE, args, self.deadlines.run_s).reply.text
+
+    def resources(self, subject: int) -> str:
+        """What its Triton kernels take, as `autokernel.judge.resources.collect` tells it; a claim."""
+        return self.call(Op.RESOURCES, {"subject": subject}, self.deadlines.own_s).reply.text
 
     def _doubles(self, reply: Reply, count: int) -> list[float]:
         if len(reply.doubles) != count or any(x != x for x in reply.doubles):

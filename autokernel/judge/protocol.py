@@ -50,6 +50,7 @@ class Op(enum.IntEnum):
     COLLECT = 9
     TRACE = 10
     STEPS = 11  # one call at a time: every one waits for a byte, and answers with one
+    RESOURCES = 12
 
 
 DONE, GIVEN_UP = b"\x01", b"\x00"

@@ -1,6 +1,7 @@
 """What a worker can load and call: the four kinds of subject.
 
-``{"kind": "reference", "source" or "path"}``  Model of a reference.py, eager
+``{"kind": "reference", "source" or "path"}``  Model of a reference.py, eager; with ``strides`` (a list for
+                                              each output) in tensors that are laid out so
 ``{"kind": "reference-compiled", ...}``        torch.compile of it
 ``{"kind": "kernel", "name", "source", "activations"}``  a kernel.py, by its text; the first so many inputs
                                               are activations; with ``compiler``, a rewrite may be compiled
@@ -14,7 +15,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,6 +54,8 @@ class Subject:
 
     strict = False
     """Whether the return value must be exactly a tensor or a tuple or list of plain tensors."""
+    names: Mapping[str, Any] = {}
+    """What its module defines, where it has one of its own."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
@@ -76,6 +79,7 @@ class KernelSubject(Subject):
             fn = torch.compile(fn, dynamic=False)
         super().__init__(fn)
         self.prepack, self.activations = loaded.prepack, activations
+        self.names = vars(loaded.module)
         self.packs: dict[tuple[int, ...], tuple[Any, ...]] = {}
 
     def bind(self, inputs: Sequence[Tensor]) -> Target:
@@ -99,6 +103,8 @@ def load_subject(spec: Spec, device: torch.device) -> Subject:
         model = load_reference(path, device)
         if kind == "reference-compiled":
             return Subject(torch.compile(model, dynamic=False))
+        if "strides" in spec:
+            return Subject(_laid_out(model.forward, spec["strides"]))
         return Subject(model.forward)  # calling a module takes a microsecond that no kernel would pay
     if kind == "kernel":
         from autokernel.backends import load_kernel
@@ -109,6 +115,16 @@ def load_subject(spec: Spec, device: torch.device) -> Subject:
         make = getattr(importlib.import_module(spec["module"]), spec["function"])
         return Subject(make(spec.get("args", {})))
     raise ValueError(f"unknown kind of subject {kind!r}")
+
+
+def _laid_out(fn: Callable[..., Any], strides: Sequence[Sequence[int]]) -> Callable[..., list[Tensor]]:
+    def call(*inputs: Tensor) -> list[Tensor]:
+        return [
+            tensor.new_empty_strided(tensor.shape, stride).copy_(tensor)
+            for tensor, stride in zip(tensors_of(fn(*inputs), strict=False), strides, strict=True)
+        ]
+
+    return call
 
 
 def _written(name: str, source: str) -> Path:

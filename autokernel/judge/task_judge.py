@@ -39,9 +39,11 @@ TWINS = {"cpu": 3, "cuda": 0}
 """Processes that run eager once more.  On a device the process makes no difference (work is timed there, in a
 CUDA graph), so that eager is measured against itself."""
 SUBJECTS = {"eager": ("reference", 0), "compile": ("reference-compiled", 1)}
-PLAIN = 2
-"""Number of the subject that is eager once more, never in a CUDA graph."""
+LIKE = 2
+"""Number of the subject that is eager once more, timed the way a candidate has to be."""
 LOG_LIMIT = 8000
+Layout = tuple[tuple[int, ...], ...]
+"""Strides, one tuple per output."""
 
 
 class TaskError(AutokernelError):
@@ -60,7 +62,7 @@ class TaskJudge:
         self.delta = 0.0
         self.graph = self.device.type == "cuda"
         self._baseline: Worker | None = None
-        self._plain: Worker | None = None
+        self._like: tuple[Worker, Layout | None, bool] | None = None
         self._sample_s: float | None = None
         self.calls = 1
         """How many calls a sample consists of, for every arm: eager's number, from its trusted worker."""
@@ -242,15 +244,27 @@ class TaskJudge:
             if name not in self.baseline_failures
         ]
 
-    def plain_arm(self) -> WorkerArm:
-        """Eager launched call by call, with its outputs: what the judge's clock sees beside such a sample."""
+    def arm_like(self, layout: Layout | None, *, graph: bool) -> WorkerArm:
+        """Eager once more, with its outputs laid out in those strides, and launched call by call unless
+        ``graph``: what the judge's clock sees beside such a sample is the usual overhead of one like it."""
         worker = self._baseline
         assert worker is not None
-        if self._plain is not worker:
-            worker.load(PLAIN, self._reference_spec("reference"))
-            worker.prepare(PLAIN, range(self.inputs.timed), graph=False, once=True)
-            self._plain = worker
-        return WorkerArm("eager, plain", worker, PLAIN, outputs=self._output_buffers("baseline"), keeps=False)
+        if self._like != (worker, layout, graph):
+            self._like = None
+            spec = self._reference_spec("reference")
+            worker.load(LIKE, spec if layout is None else spec | {"strides": layout})
+            if graph == self.graph:
+                self.ready(worker, LIKE)
+            else:
+                worker.prepare(LIKE, range(self.inputs.timed), graph=graph, once=True)
+            self._like = worker, layout, graph
+        return WorkerArm("eager, alike", worker, LIKE, outputs=self._output_buffers("baseline"), keeps=False)
+
+    def ready_baselines(self) -> None:
+        """Prepare them as they were, after they have been prepared for something else."""
+        self._like = None
+        for arm in self.baseline_arms():
+            self.ready(arm.worker, arm.subject)
 
     def start_kernel(self, path: Path, outputs: OutputBuffers) -> Worker:
         """An untrusted worker with the kernel loaded and the buffers mapped. Raises WorkerFault.
@@ -402,6 +416,8 @@ class TaskJudge:
             f"{ratio.ratio:.3f}x {rival} (lower bound {ratio.lower_bound:.3f}, "
             f"{'above' if kept else 'not above'} {1 + self.delta:.3f})"
         )
+        if trial.spills:
+            verdict.reason += f"; {trial.spills}"
         return verdict
 
     def _rival(self, trial: Trial) -> tuple[str, Ratio]:

@@ -160,7 +160,7 @@ class Worker:
         handlers: dict[Op, Callable[[dict[str, Any]], Reply]] = {
             Op.SETUP: self.setup, Op.LOAD: self.load, Op.ATTACH: self.attach, Op.RUN: self.run,
             Op.REPACK: self.repack, Op.PREPARE: self.prepare, Op.TIME: self.time, Op.COLLECT: self.collect,
-            Op.TRACE: self.trace, Op.STEPS: self.steps,
+            Op.TRACE: self.trace, Op.STEPS: self.steps, Op.RESOURCES: self.resources,
         }  # fmt: skip
         if patience_s := request.args.get("patience_s"):
             faulthandler.dump_traceback_later(patience_s, file=2)
@@ -276,6 +276,7 @@ class Worker:
             min_sample_s=args.get("min_sample_s"),
             graph=args.get("graph", True),
             once=args.get("once", False),
+            flush=args.get("flush", True),
         )
         self.timers[args["subject"]] = timer, slots
         return Reply(
@@ -341,6 +342,11 @@ class Worker:
 
         fn, values = self.subjects[args["subject"]].bind(self.inputs[args["slot"]])
         return Reply(text=record(fn, values, self.device))
+
+    def resources(self, args: dict[str, Any]) -> Reply:
+        from autokernel.judge.resources import collect
+
+        return Reply(text=collect(self.subjects[args["subject"]].names))
 
     def _hand_over(self, subject: int) -> None:
         if subject in self.copies:

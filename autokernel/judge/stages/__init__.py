@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autokernel.judge.stages import audit, correctness, load, provenance, shapes, static, timing, weights
+from autokernel.judge.stages import (
+    audit,
+    correctness,
+    load,
+    provenance,
+    resources,
+    shapes,
+    static,
+    timing,
+    warm,
+    weights,
+)
 from autokernel.judge.trial import StageResult, Trial
 
 STAGES: dict[str, Callable[[Trial], StageResult]] = {
@@ -17,6 +28,8 @@ STAGES: dict[str, Callable[[Trial], StageResult]] = {
     "weights": weights.run,
     "shapes": shapes.run,
     "timing": timing.run,
+    "resources": resources.run,
     "provenance": provenance.run,
+    "warm": warm.run,
     "audit": audit.run,
 }

@@ -10,6 +10,7 @@ A process may be lucky (where its memory lies, which core it is on): of three, t
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from dataclasses import replace
 
@@ -27,6 +28,10 @@ ROUNDS = 30
 """Of single calls, on every slot once."""
 NOISE = 0.15
 """Of what the judge's clock sees beside a call (70 us on a CPU) equal processes differ by so much."""
+SLOTS = {"cpu": 1000, "cuda": 20}
+"""At most so many are called one at a time."""
+ALONE_SHARE, ALONE_US = 0.25, 0.5
+"""On a GPU, a call by itself may take so much longer than one of many, beyond what that costs eager."""
 PROCESSES = 2
 """Beside the first one."""
 
@@ -71,8 +76,8 @@ class StepArm:
         self.name, self.worker, self.subject, self.outputs = name, worker, subject, outputs
         self.taken = outputs.rows().clone()
 
-    def sample(self, contents: Contents, start: int) -> Sample:
-        """All slots once, from ``start`` on, as one sample."""
+    def sample(self, contents: Contents, start: int, count: int) -> Sample:
+        """The first ``count`` slots once, from ``start`` on, as one sample."""
         inputs = contents.inputs
         self.outputs.poison()
 
@@ -84,7 +89,7 @@ class StepArm:
             self.taken[slot].copy_(self.outputs.rows()[slot])
             self.outputs.arena.sync()
 
-        order = [(start + i) % inputs.timed for i in range(inputs.timed)]
+        order = [(start + i) % count for i in range(count)]
         made = self.worker.steps(self.subject, order, before, after)
         self.worker.rest()
         return Sample(sum(s.claimed_s for s in made), sum(s.gated_s for s in made), len(made))
@@ -92,29 +97,54 @@ class StepArm:
 
 def _one_at_a_time(trial: Trial) -> str:
     """Correct ``trial``'s figures where calls that come one at a time contradict them; what was found."""
-    judge, latency_us = trial.task_judge, trial.latency_us
-    if judge.device.type != "cpu":
-        return "single calls are released on a CPU only, as yet"
+    judge = trial.task_judge
     if judge.calls == 1:
         return "a sample is one call"
-    assert latency_us is not None
-    candidate, eager = _step_rounds(trial)
+    candidate, eager, alike = _step_rounds(trial)
     if wrong := clock.gate_fault(candidate, eager):
         raise WorkerFault("rejected", wrong)
     ours = clock.confirmed_s(candidate, eager, judge.device, noise=NOISE)
+    if judge.device.type == "cuda" and not alike:
+        return "right one call at a time, but timed in no CUDA graph"
+    if judge.device.type == "cuda":
+        return _alone(trial, statistics.median(ours) * 1e6, eager)
     single = paired_ratio([s.per_call_s for s in eager], ours)
     row = trial.ratios["eager"]
     said = f"{single.ratio:.3f}x eager one call at a time"
     if single.ratio >= row.ratio:
         return said
-    factor = single.ratio / row.ratio
-    trial.latency_us = latency_us / factor
-    trial.ratios = {name: _scaled(ratio, factor) for name, ratio in trial.ratios.items()}
+    _slow_down(trial, row.ratio / single.ratio)
     return f"{said}, which is what counts"
 
 
-def _step_rounds(trial: Trial) -> tuple[list[Sample], list[Sample]]:
-    """Samples of the candidate and of eager, round by round, on the same contents in both."""
+def _alone(trial: Trial, alone_us: float, eager: list[Sample]) -> str:
+    """Hold a GPU's single calls against the calls in a sample.
+
+    There a call by itself takes longer than one of many, eager's, too: by how much is known from eager, of
+    which both are measured, and it is no part of the kernel.
+    """
+    latency_us = trial.latency_us
+    assert latency_us is not None
+    among_us = latency_us * trial.ratios["eager"].ratio
+    start_us = max(0.0, statistics.median(s.per_call_s for s in eager) * 1e6 - among_us)
+    own_us = alone_us - start_us
+    said = f"{own_us:.2f} us one call at a time, and {start_us:.2f} us that eager takes longer then, too"
+    if own_us <= (1 + ALONE_SHARE) * latency_us + ALONE_US:
+        return said
+    _slow_down(trial, own_us / latency_us)
+    return f"{said}; {own_us:.2f} us is what counts, not the {latency_us:.2f} us of many calls"
+
+
+def _slow_down(trial: Trial, factor: float) -> None:
+    """Correct ``trial``'s figures: it takes ``factor`` times as long."""
+    assert trial.latency_us is not None
+    trial.latency_us *= factor
+    trial.ratios = {name: _scaled(ratio, 1 / factor) for name, ratio in trial.ratios.items()}
+
+
+def _step_rounds(trial: Trial) -> tuple[list[Sample], list[Sample], bool]:
+    """Samples of the candidate and of eager, round by round, on the same contents in both; and whether both
+    are launched the same way, in a CUDA graph or not."""
     judge = trial.task_judge
     worker, outputs = trial.running
     baseline = judge.baseline_arms(collect=True)[0]
@@ -123,9 +153,10 @@ def _step_rounds(trial: Trial) -> tuple[list[Sample], list[Sample]]:
         StepArm("eager", baseline.worker, baseline.subject, baseline.outputs),
         StepArm("candidate", worker, SUBJECT, outputs),
     ]
-    slots = range(judge.inputs.timed)
+    slots = range(min(judge.inputs.timed, SLOTS[judge.device.type]))
+    graphs = set[bool]()
     for arm in arms:
-        arm.worker.prepare(arm.subject, slots, graph=judge.graph, each=True)
+        graphs.add(arm.worker.prepare(arm.subject, slots, graph=judge.graph, each=True).graph)
         arm.worker.rest()
     eager, candidate = arms
     check = timing.CandidateArm("candidate", trial, worker, outputs, len(slots))
@@ -138,13 +169,13 @@ def _step_rounds(trial: Trial) -> tuple[list[Sample], list[Sample]]:
         with clock.beside_workers(judge.device):
             for arm in random.sample(arms, len(arms)):
                 time.sleep(clock.PAUSE_S)
-                sample = arm.sample(contents, start)
+                sample = arm.sample(contents, start, len(slots))
                 if number >= 0:
                     found[arm.name].append(sample)
         check.records, check.taken = worker.collect(SUBJECT), candidate.taken
         worker.rest()
-        check.check(contents, eager.taken)
-    return found["candidate"], found["eager"]
+        check.check(contents, eager.taken, len(slots))
+    return found["candidate"], found["eager"], len(graphs) == 1
 
 
 def _scaled(ratio: Ratio, factor: float) -> Ratio:

@@ -11,6 +11,7 @@ from autokernel.judge import clock
 from autokernel.judge.buffers import OutputBuffers
 from autokernel.judge.cases import worst_e0
 from autokernel.judge.clock import Sample
+from autokernel.judge.conditions import describe
 from autokernel.judge.contents import Contents, suspects
 from autokernel.judge.handle import Worker, WorkerFault
 from autokernel.judge.protocol import OutputRecord
@@ -75,14 +76,18 @@ class CandidateArm(WorkerArm):
         self.records = self.worker.collect(SUBJECT)
         return sample
 
-    def check(self, contents: Contents, eager: Tensor) -> None:
-        """Raise WorkerFault unless the latest sample's outputs are right; ``eager``'s are of that round."""
-        count = contents.inputs.timed
+    def check(self, contents: Contents, eager: Tensor, count: int | None = None) -> None:
+        """Raise WorkerFault unless the latest sample's outputs are right; ``eager``'s are of that round.
+
+        ``count``: of how many slots, if not of all that are timed."""
+        count = count or contents.inputs.timed
         if missing := [s for s in range(count) if s not in self.records]:
             raise WorkerFault("rejected", f"timed calls without a result (buffers {missing[:4]})")
         typical = self.trial.cases[0]
         for slot in range(count):
             self.trial.check_form(self.records[slot], typical)
+            if self.worker is self.trial.worker:
+                self.trial.check_layout(self.records[slot])
         assert self.taken is not None and self.outputs is not None
         for slot in suspects(self.outputs, self.taken, eager, count, self.trial.e0["fresh"]):
             outputs = self.outputs.outputs(slot, self.taken)
@@ -99,8 +104,9 @@ def run(trial: Trial) -> StageResult:
         prepared = judge.ready(worker, SUBJECT)
         if prepared.note:
             trial.notes.append(f"timed as plain launches ({prepared.note})")
-        if judge.graph and not prepared.graph:
-            baseline.append(judge.plain_arm())
+        layout, plain = trial.layout, judge.graph and not prepared.graph
+        if layout is not None or plain:
+            baseline.append(judge.arm_like(layout, graph=judge.graph and not plain))
             trusted = baseline[-1].name
         candidates = [CandidateArm("candidate", trial, worker, outputs, judge.calls)]
         if trial.parent is not None:
@@ -177,5 +183,7 @@ def _conclude(trial: Trial, rounds: clock.Rounds, rivals: list[str], trusted: st
     trial.ratios = {name: paired_ratio(rounds.times_s(name), ours) for name in rivals}
     if "compile" in trial.ratios and trial.ratios["compile"].ratio > FLAG_OVER_COMPILE:
         trial.notes.append(f"flagged: {trial.ratios['compile'].ratio:.1f}x over torch.compile")
+    if state := describe(rounds.readings):
+        trial.notes.append(state)
     text = ", ".join(f"{r.ratio:.3f}x {n} (at least {r.lower_bound:.3f})" for n, r in trial.ratios.items())
     return StageResult(True, "; ".join([f"{trial.latency_us:.2f} us, {text}", *trial.notes]))
