@@ -168,6 +168,10 @@ def test_merged_linears(judge: Judge, tmp_path: Path) -> None:
     task = make_task(tmp_path / "t", LINEARS, inputs, family="sibling_linears", device="cuda")  # type: ignore[arg-type]
     with judge.open(task) as tj:
         assert tj.judge(write_kernel(tmp_path, MERGED), tier="promote").correct
+        strided = MERGED.replace("a.contiguous(), b.contiguous()", "a, b")
+        verdict = tj.judge(write_kernel(tmp_path, strided, "strided.py"), tier="audit")
+        print(verdict.stages["timing"], verdict.stages["warm"], verdict.stages["audit"])
+        assert verdict.correct and "by the kernel's" not in verdict.stages["timing"][1], verdict
 
 
 def test_without_ipc_everything_goes_through_the_host(tmp_path: Path) -> None:
@@ -236,6 +240,7 @@ def test_the_audit_also_tells_what_a_warm_cache_gives(norm: TaskJudge, tmp_path:
     )
     assert verdict.correct and verdict.latency_us is not None and found, verdict
     assert 10 <= int(found[2]) <= 40 and float(found[1]) < verdict.latency_us
+    assert "is what counts" not in verdict.stages["audit"][1]
     again = norm.judge(write_kernel(tmp_path, TRITON, "again.py"), tier="promote")
     assert again.correct and again.latency_us is not None
     assert again.latency_us == pytest.approx(verdict.latency_us, rel=0.1)  # baselines are cold again, too
