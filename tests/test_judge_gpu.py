@@ -170,7 +170,7 @@ def test_merged_linears(judge: Judge, tmp_path: Path) -> None:
         assert tj.judge(write_kernel(tmp_path, MERGED), tier="promote").correct
         strided = MERGED.replace("a.contiguous(), b.contiguous()", "a, b")
         verdict = tj.judge(write_kernel(tmp_path, strided, "strided.py"), tier="audit")
-        print(verdict.stages["timing"], verdict.stages["warm"], verdict.stages["audit"])
+        print(verdict.stages["timing"], verdict.stages["audit"])
         assert verdict.correct and "by the kernel's" not in verdict.stages["timing"][1], verdict
 
 
@@ -231,16 +231,11 @@ def test_timing_a_captured_model_does_not_make_it_larger(judge: Judge) -> None:
         assert 0 < worker.held_bytes <= before + (4 << 20)
 
 
-def test_the_audit_also_tells_what_a_warm_cache_gives(norm: TaskJudge, tmp_path: Path) -> None:
-    """1.6 MB a call: about 20 of them lie in half of the L2, and are read from it faster than from memory."""
+def test_calls_that_come_one_at_a_time_bear_out_an_honest_kernel(norm: TaskJudge, tmp_path: Path) -> None:
     verdict = norm.judge(write_kernel(tmp_path, TRITON), tier="audit")
-    print(verdict.latency_us, verdict.stages["warm"], verdict.stages["audit"])
-    found = re.match(
-        r"([\d.]+) us on (\d+) warm buffers, \S+x eager, \S+x compile$", verdict.stages["warm"][1]
+    said = verdict.stages["audit"][1]
+    print(verdict.latency_us, said)
+    assert verdict.correct and re.match(r"[\d.]+ us one call at a time, and [\d.]+ us that eager", said), (
+        verdict
     )
-    assert verdict.correct and verdict.latency_us is not None and found, verdict
-    assert 10 <= int(found[2]) <= 40 and float(found[1]) < verdict.latency_us
-    assert "is what counts" not in verdict.stages["audit"][1]
-    again = norm.judge(write_kernel(tmp_path, TRITON, "again.py"), tier="promote")
-    assert again.correct and again.latency_us is not None
-    assert again.latency_us == pytest.approx(verdict.latency_us, rel=0.1)  # baselines are cold again, too
+    assert "is what counts" not in said and "3 processes" in said

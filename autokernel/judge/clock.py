@@ -66,15 +66,14 @@ def make_timer(
     min_sample_s: float | None = None,
     graph: bool = True,
     once: bool = False,
-    flush: bool = True,
 ) -> Timer:
     """A timer over ``targets``, warmed up. ``outputs`` will hold each buffer's most recent result.
 
     ``once``: a sample is one call on each target, whatever it lasts, so that every result is kept (in a CUDA
-    graph more, where there are few targets).  ``flush``: a GPU's L2 cache before every sample.
+    graph more, where there are few targets).
     """
     if device.type == "cuda":
-        return _cuda_timer(targets, device, min_sample_s or MIN_SAMPLE_S["cuda"], graph, once, flush)
+        return _cuda_timer(targets, device, min_sample_s or MIN_SAMPLE_S["cuda"], graph, once)
     return HostTimer(targets, min_sample_s or MIN_SAMPLE_S["cpu"], calls=len(targets) if once else None)
 
 
@@ -113,14 +112,9 @@ class HostTimer:
 
 
 def _cuda_timer(
-    targets: Sequence[Target],
-    device: torch.device,
-    min_sample_s: float,
-    graph: bool,
-    once: bool,
-    flush: bool,
+    targets: Sequence[Target], device: torch.device, min_sample_s: float, graph: bool, once: bool
 ) -> Timer:
-    plain = EventTimer(targets, device, 1, flush)
+    plain = EventTimer(targets, device, 1)
     for start in range(WARMUP_CALLS):
         plain.sample(start)
     call_s, n = statistics.median(plain.sample(i) for i in range(3)), len(targets)
@@ -130,7 +124,7 @@ def _cuda_timer(
         return plain
     calls = n if call_s > min_sample_s else n * max(1, math.ceil(MIN_GRAPH_CALLS / n))
     try:
-        timer = GraphTimer(targets, device, calls, flush)
+        timer = GraphTimer(targets, device, calls)
     except RuntimeError as error:
         torch.cuda.synchronize(device)
         plain.calls, plain.estimate_s = calls, call_s
@@ -140,17 +134,13 @@ def _cuda_timer(
 
 
 class _DeviceTimer:
-    def __init__(self, targets: Sequence[Target], device: torch.device, calls: int, flush: bool) -> None:
+    def __init__(self, targets: Sequence[Target], device: torch.device, calls: int) -> None:
         self.targets, self.device, self.calls = targets, device, calls
         self.outputs: dict[int, Any] = {}
         self.estimate_s, self.note = 0.0, ""
         self.begin = torch.cuda.Event(enable_timing=True)
         self.end = torch.cuda.Event(enable_timing=True)
-        self.flush = _flush_buffer(device) if flush else None
-
-    def _flush(self) -> None:
-        if self.flush is not None:
-            self.flush.zero_()
+        self.flush = _flush_buffer(device)
 
     def _elapsed_s(self) -> float:
         self.end.synchronize()
@@ -174,7 +164,7 @@ class EventTimer(_DeviceTimer):
         order = [(start + i) % n for i in range(self.calls)]
         ring.clear()
         _mark_step()
-        self._flush()
+        self.flush.zero_()
         torch.cuda.synchronize(self.device)
         self.begin.record()
         for slot in order:
@@ -188,8 +178,8 @@ class EventTimer(_DeviceTimer):
 class GraphTimer(_DeviceTimer):
     mode = "graph"
 
-    def __init__(self, targets: Sequence[Target], device: torch.device, calls: int, flush: bool) -> None:
-        super().__init__(targets, device, calls, flush)
+    def __init__(self, targets: Sequence[Target], device: torch.device, calls: int) -> None:
+        super().__init__(targets, device, calls)
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
@@ -209,7 +199,7 @@ class GraphTimer(_DeviceTimer):
         self.estimate_s = self.sample(0) / calls
 
     def sample(self, start: int) -> float:
-        self._flush()
+        self.flush.zero_()
         self.begin.record()
         self.graph.replay()
         self.end.record()

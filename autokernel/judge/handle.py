@@ -213,16 +213,14 @@ class Worker:
         min_sample_s: float | None = None,
         once: bool = False,
         each: bool = False,
-        flush: bool = True,
     ) -> Prepared:
         """Warm the subject up and size its samples; ``once``: see `clock.make_timer`.
 
-        ``each``: for `steps`, beside what else has been prepared.  ``flush``: whether a GPU's L2 cache is
-        flushed before every sample.
+        ``each``: for `steps`, beside what else has been prepared.
         """
         args = {
             "subject": subject, "slots": list(slots), "graph": graph, "min_sample_s": min_sample_s,
-            "once": once, "each": each, "flush": flush,
+            "once": once, "each": each,
         }  # fmt: skip
         reply = self.call(Op.PREPARE, args, self.deadlines.compile_s).reply
         calls, estimate_s, has_graph = self._doubles(reply, 3)

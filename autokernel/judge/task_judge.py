@@ -260,12 +260,6 @@ class TaskJudge:
             self._like = worker, layout, graph
         return WorkerArm("eager, alike", worker, LIKE, outputs=self._output_buffers("baseline"), keeps=False)
 
-    def ready_baselines(self) -> None:
-        """Prepare them as they were, after they have been prepared for something else."""
-        self._like = None
-        for arm in self.baseline_arms():
-            self.ready(arm.worker, arm.subject)
-
     def start_kernel(self, path: Path, outputs: OutputBuffers) -> Worker:
         """An untrusted worker with the kernel loaded and the buffers mapped. Raises WorkerFault.
 

@@ -276,7 +276,6 @@ class Worker:
             min_sample_s=args.get("min_sample_s"),
             graph=args.get("graph", True),
             once=args.get("once", False),
-            flush=args.get("flush", True),
         )
         self.timers[args["subject"]] = timer, slots
         return Reply(

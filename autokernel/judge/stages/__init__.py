@@ -16,7 +16,6 @@ from autokernel.judge.stages import (
     shapes,
     static,
     timing,
-    warm,
     weights,
 )
 from autokernel.judge.trial import StageResult, Trial
@@ -30,6 +29,5 @@ STAGES: dict[str, Callable[[Trial], StageResult]] = {
     "timing": timing.run,
     "resources": resources.run,
     "provenance": provenance.run,
-    "warm": warm.run,
     "audit": audit.run,
 }
