@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from judge_tasks import rms_task, write_kernel
+import torch
+from judge_tasks import LINEARS, MERGED, make_task, rms_task, write_kernel
 
 from autokernel.judge import Judge, TaskJudge
+from autokernel.judge.clock import Sample
 from autokernel.judge.contents import Contents
-from autokernel.judge.stages import audit
-from autokernel.judge.trial import SUBJECT
+from autokernel.judge.stages import audit, correctness, load, timing
+from autokernel.judge.trial import SUBJECT, Trial
 from autokernel.records import Ratio
 
 GOOD = """
@@ -117,3 +119,34 @@ def test_of_three_processes_the_worst_counts() -> None:
     assert audit._worst(ratios) == ratios[1]
     half = audit._scaled(ratios[0], 0.5)
     assert (half.ratio, half.low, half.high, half.lower_bound) == (0.65, 0.64, 0.66, 0.645)
+
+
+def test_a_step_that_is_seen_late_is_not_the_kernels() -> None:
+    """The judge's core was another's at the end of one step in six: three of four samples would have it."""
+    made = [Sample(4e-4, 5.4e-4, 1) for _ in range(5)] + [Sample(4e-4, 4e-3, 1)]
+    assert audit.typical_step(made) == Sample(6 * 4e-4, 6 * 5.4e-4, 6)
+
+
+def test_work_that_most_steps_do_not_claim_is_seen() -> None:
+    made = [Sample(1e-4, 9e-4, 1) for _ in range(4)] + [Sample(4e-4, 5e-4, 1) for _ in range(2)]
+    assert audit.typical_step(made) == Sample(6 * 1e-4, 6 * 9e-4, 6)
+
+
+def test_single_calls_agree_with_many_for_an_honest_kernel(tmp_path: Path, judge_of) -> None:
+    """Outputs of 400 kB: what is slow beside them must not be laid at the kernel's door."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(128, 256, generator=generator)
+    weights = {n: (torch.randn(256, 256, generator=generator) / 16, "parameter") for n in ("wa", "wb")}
+    task = make_task(tmp_path / "t", LINEARS, {"x": (x, "activation"), **weights}, family="sibling_linears")
+    kernel = write_kernel(tmp_path, MERGED.replace("96, 32", "256, 256").replace(
+        "a.contiguous(), b.contiguous()", "a, b"
+    ))  # fmt: skip
+    with judge_of("cpu").open(task) as judge:
+        trial = Trial(judge, kernel, "audit", None)
+        try:
+            assert all(stage.run(trial).passed for stage in (load, correctness, timing))
+            before = trial.ratios["eager"].ratio
+            said = audit._one_at_a_time(trial)
+        finally:
+            trial.close()
+    assert trial.ratios["eager"].ratio > 0.7 * before, said
