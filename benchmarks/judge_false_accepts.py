@@ -1,11 +1,12 @@
 """How often does the judge call a kernel faster that is the reference itself?  And what does a verdict cost?
 
-    python benchmarks/judge_false_accepts.py [--device cpu|cuda] [--runs 200] [--out FILE]
+    python benchmarks/judge_false_accepts.py [--device cpu|cuda] [--runs 200] [--limit SECONDS] [--out FILE]
 
 The candidate is eager's own code, in a kernel file.  Tasks are opened anew all the time, so that processes,
 memory and the calibration of delta are drawn anew, too.  Counted is what would be called faster than eager by
 the rule that keeps a kernel (the lower bound above 1 + delta), and what a bare lower bound above 1 would call
-so.  Every run is a promotion (100 pairs); some are screened as well, for the time that takes from source.
+so.  Every run is a promotion (100 pairs); some are screened as well, for the time that takes from source.  With ``--limit`` it ends with what it has by then; what
+has been found is in the file after every task.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import datetime
 import platform
 import statistics
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -55,15 +57,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--limit", type=float, default=float("inf"))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found: dict[str, list[Verdict]] = {name: [] for name in BODIES}
     screened: list[float] = []
     deltas: list[float] = []
-    accepted = bare = 0
+    accepted, bare, deadline, text = 0, 0, time.monotonic() + args.limit, ""
     with tempfile.TemporaryDirectory() as name, Judge(args.device) as judge:
         folder, number = Path(name), 0
-        while sum(map(len, found.values())) < args.runs:
+        while sum(map(len, found.values())) < args.runs and time.monotonic() < deadline:
             title = list(BODIES)[number % len(BODIES)]
             arguments, body, shapes = BODIES[title]
             reference, kernel = folder / f"reference{number}.py", folder / f"kernel{number}.py"
@@ -79,10 +82,10 @@ def main() -> None:
                         accepted += faster(verdict.vs_eager, opened.delta)
                         bare += verdict.vs_eager.lower_bound > 1
             number += 1
-    text = report(args.device, found, screened, deltas, accepted, bare)
+            text = report(args.device, found, screened, deltas, accepted, bare)
+            if args.out:
+                args.out.write_text(text, encoding="utf-8")
     print(text)
-    if args.out:
-        args.out.write_text(text, encoding="utf-8")
 
 
 def report(
