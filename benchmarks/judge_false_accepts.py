@@ -5,8 +5,8 @@
 The candidate is eager's own code, in a kernel file.  Tasks are opened anew all the time, so that processes,
 memory and the calibration of delta are drawn anew, too.  Counted is what would be called faster than eager by
 the rule that keeps a kernel (the lower bound above 1 + delta), and what a bare lower bound above 1 would call
-so.  Every run is a promotion (100 pairs); some are screened as well, for the time that takes from source.  With ``--limit`` it ends with what it has by then; what
-has been found is in the file after every task.
+so.  Every run is a promotion (100 pairs); some are screened as well, for the time that takes from source.
+With ``--limit`` it ends with what it has by then; what has been found is in the file after every task.
 """
 
 from __future__ import annotations
