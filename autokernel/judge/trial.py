@@ -152,8 +152,12 @@ class Trial:
     def layout(self) -> tuple[tuple[int, ...], ...] | None:
         """Strides of the outputs, where they take longer to hand over than eager's; else None.
 
-        Outputs that are spread over much more memory than they fill are given no credit for it.
+        They are the worker's account, and a kernel that lies about them is given time that it does not need.
+        So credit is given only where honest kernels would be refused without it: on a GPU, where each strided
+        output is a launch of its own, and not for outputs spread over much more memory than they fill.
         """
+        if self.task_judge.device.type != "cuda":
+            return None
         specs, strides = self.task_judge.output_specs, self.strides
         if strides is None or len(strides) != len(specs):
             return None

@@ -98,6 +98,7 @@ CHEATS: dict[str, Line] = {
         "rms", "correct|rejected", forms="cpu", timing=r"([\d.]+) us by the kernel's"
     ),
     "batches_calls": Line("rms", "correct", forms="cpu", like="library_norm", audit=True),
+    "lies_about_strides": Line("relu", "rejected", "the judge's own clock saw", "cpu"),
     "patched_perf_counter": Line("rms", "rejected", "the judge's own clock saw", "cpu"),
     "patched_event_gpu": Line("rms", "rejected", "the judge's own clock saw", "gpu"),
     "patched_synchronize_gpu": Line("rms", "rejected|incorrect", f"{OWN}|NaN|own clock", "gpu"),
