@@ -90,10 +90,10 @@ def test_a_forged_reply_in_the_middle_of_steps_is_a_verdict(norm: TaskJudge, tmp
 def test_an_input_does_not_exist_before_the_last_output_is_held(norm: TaskJudge, tmp_path: Path) -> None:
     outputs = norm.candidate_outputs
     worker = norm.start_kernel(write_kernel(tmp_path, GOOD.format("pass")), outputs)
-    contents = Contents(norm.inputs, norm.maker, norm._bases)
+    contents = Contents(norm.inputs, norm.maker, norm._statics)
     worker.prepare(SUBJECT, range(norm.inputs.timed), graph=False, each=True)
     contents.deal()
-    before = contents.values
+    before = [[value.clone() for value in values] for values in contents.values]
     contents.draw()
     seen: list[tuple[str, int]] = []
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
-from judge_tasks import rms_task
+from judge_tasks import make_task, rms_task
 from torch import Tensor
 
 from autokernel.judge.buffers import InputBuffers, OutputBuffers
@@ -14,7 +15,7 @@ from autokernel.judge.cases import CaseMaker
 from autokernel.judge.compare import Measures, error_of
 from autokernel.judge.contents import SUSPECTS, Contents, suspects
 from autokernel.judge.inputs import InputSource, spec_of
-from autokernel.judge.layout import TensorSpec
+from autokernel.judge.layout import TensorSpec, raw
 from autokernel.judge.subjects import load_reference
 
 CPU = torch.device("cpu")
@@ -25,21 +26,60 @@ def contents(tmp_path: Path) -> Contents:
     task = rms_task(tmp_path / "task")
     maker = CaseMaker(InputSource(task, CPU), load_reference(task.dir / "reference.py", CPU))
     inputs = InputBuffers(task, [spec_of(p) for p in task.inputs], (5, 5), CPU, tmp_path, ipc=False)
-    bases = [maker.make("normal").inputs for _ in range(2)]
-    inputs.write_statics(bases[0])
-    return Contents(inputs, maker, bases)
+    statics = maker.make("normal").inputs
+    inputs.write_statics(statics)
+    return Contents(inputs, maker, statics)
 
 
 def test_no_call_sees_what_another_has_seen(contents: Contents) -> None:
-    seen: list[Tensor] = [base[0] for base in contents.bases]
+    """Not in another order either: hardly an element is to be found in what has been there before."""
+    statics = contents.values[0][1].clone()
+    seen: list[Tensor] = [contents.maker.make("normal").inputs[0]]
     for _ in range(4):
         contents.deal()
         for slot in range(5):
             x, weight = (contents.inputs.arena.view(s) for s in contents.inputs.slots[slot])
-            assert torch.equal(weight, contents.bases[0][1])
-            assert torch.equal(x, contents.values[slot][0]) and abs(float(x.std()) - 1) < 0.1
-            assert not any(torch.equal(x, old) for old in seen)
+            assert torch.equal(weight, statics)
+            assert torch.equal(x, contents.values[slot][0])
+            assert abs(float(x.std()) - 1) < 0.1 and abs(float(x.mean())) < 0.1
+            assert not any(float(torch.isin(x, old).float().mean()) > 0.01 for old in seen)
             seen.append(x.clone())
+
+
+KINDS: dict[str, Tensor] = {
+    "float32": torch.zeros(40, 200), "bfloat16": torch.zeros(40, 200, dtype=torch.bfloat16),
+    "float64": torch.zeros(40, 200, dtype=torch.float64),
+    "float16": torch.zeros(300, 999, dtype=torch.float16),
+    "complex64": torch.zeros(30, 200, dtype=torch.complex64), "empty": torch.zeros(0, 3),
+    "float8_e4m3fn": torch.zeros(40, 200).to(torch.float8_e4m3fn), "transposed": torch.zeros(200, 40).t(),
+    "broadcast": torch.zeros(1, 200).expand(40, 200), "scalar": torch.zeros(()),
+    "booleans": torch.zeros(90, 90, dtype=torch.bool), "few integers": torch.arange(6).view(2, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_input_is_dealt_with(kind: str, tmp_path: Path) -> None:
+    like = KINDS[kind]
+    reference = (
+        "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x.clone()\n"
+    )
+    high: dict[str, int] = {} if like.dtype.is_floating_point or like.dtype.is_complex else {"x": 50}
+    task = make_task(tmp_path / "task", reference, {"x": (like, "activation")}, captured=(), high=high)
+    maker = CaseMaker(InputSource(task, CPU), load_reference(task.dir / "reference.py", CPU))
+    inputs = InputBuffers(task, [spec_of(p) for p in task.inputs], (3, 3), CPU, tmp_path, ipc=False)
+    contents = Contents(inputs, maker, maker.make("normal").inputs)
+    rounds = []
+    for _ in range(2):
+        contents.deal()
+        assert contents.changed() == ""
+        rounds.append([contents.values[slot][0].clone() for slot in range(3)])
+    assert all((v.shape, v.stride()) == (like.shape, like.stride()) for (v,) in contents.values)
+    for values in (rounds[0], rounds[1], [a[0] for a in rounds]):
+        if like.numel() > 6:
+            assert not any(torch.equal(raw(a), raw(b)) for a, b in itertools.pairwise(values))
+    if like.numel() > 6 and not high:
+        number = torch.stack([v.to(torch.complex64) for v in rounds[0]])
+        assert 0.85 < float(number.abs().square().mean().sqrt()) < 1.15
 
 
 def test_the_answer_for_a_slot_is_that_of_its_contents(contents: Contents) -> None:

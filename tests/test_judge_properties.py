@@ -13,8 +13,8 @@ from autokernel.judge.layout import DTYPES, TensorSpec, stride_order
 from autokernel.judge.protocol import HEADER, Op, OutputRecord, Reply, ReplyStatus
 
 record = st.builds(
-    lambda dtype, device, flags, position, nbytes, dims: OutputRecord(
-        dtype, device, flags, position, nbytes, tuple(a for a, _ in dims), tuple(b for _, b in dims)
+    lambda dtype, device, flags, position, place, dims: OutputRecord(
+        dtype, device, flags, position, place, tuple(a for a, _ in dims), tuple(b for _, b in dims)
     ),
     st.integers(0, len(DTYPES) - 1), st.integers(0, 2), st.integers(0, 3), st.integers(0, 2**32 - 1),
     st.integers(0, 2**62), st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)), max_size=8),

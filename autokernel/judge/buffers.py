@@ -8,7 +8,7 @@ that is what it takes to be cold in L2, as a model's weights are.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from autokernel.judge.arena import Arena
 from autokernel.judge.clock import MIN_GRAPH_CALLS, MIN_SAMPLE_S, l2_bytes
-from autokernel.judge.handle import Worker
+from autokernel.judge.handle import Worker, WorkerFault
 from autokernel.judge.layout import TensorSpec, fill, pack_specs, raw
 from autokernel.judge.protocol import Flag, OutputRecord
 from autokernel.records import INPUT_ALIGNMENT, Task
@@ -149,13 +149,41 @@ class OutputBuffers:
         self.slots = [[s.at(s.offset + i * self.area) for s in first] for i in range(slots)]
         self.arena = Arena(device, self.area * slots, scratch, ipc=ipc)
 
-    def outputs(self, slot: int, rows: Tensor | None = None) -> list[Tensor]:
-        """What the worker put there, or what lies there in a copy of `rows`; on the task's device.
+    def outputs(
+        self, slot: int, records: Sequence[OutputRecord] = (), rows: Tensor | None = None
+    ) -> list[Tensor]:
+        """What the worker put there, lying as its ``records`` of that slot say; on the task's device.
 
-        Views where the arena is on that device: clone before the next run.
+        ``rows``: a copy of `rows` to read from.  Views where the arena is on that device: clone them before
+        the next run.  Raises WorkerFault("rejected") for a record that leads out of the area.
         """
         storage = self.arena.storage if rows is None else rows.untyped_storage()
-        return [s.view(storage).to(self.arena.device) for s in self.slots[slot]]
+        specs = [
+            self._place(slot, i, records[i] if i < len(records) else None) for i in range(len(self.specs))
+        ]
+        return [s.view(storage).to(self.arena.device) for s in specs]
+
+    def _place(self, slot: int, output: int, record: OutputRecord | None) -> TensorSpec:
+        return whereabouts(self.slots[slot][output], record, slot * self.area, self.area)
+
+    def straight(self, rows: Tensor, records: Mapping[int, Sequence[OutputRecord]], count: int) -> Tensor:
+        """``rows``, a copy of `rows`, with the outputs of the first slots where they lie if contiguous.
+
+        A copy, unless that is so already.
+        """
+        lying = {
+            tuple((r.place, r.stride) if r.flags & Flag.AS_IT_LIES else None for r in records[slot])
+            for slot in range(count)
+        }
+        if all(places.count(None) == len(places) for places in lying):
+            return rows
+        made = rows.clone()
+        slots = [slice(0, count)] if len(lying) == 1 else [slice(i, i + 1) for i in range(count)]
+        for some in slots:
+            for output, spec in enumerate(self.slots[0]):
+                lies = self._place(0, output, records[some.start][output])
+                _all_of(made[some], spec).copy_(_all_of(rows[some], lies))
+        return made
 
     def rows(self) -> Tensor:
         """The arena as (slots, bytes per area)."""
@@ -170,6 +198,33 @@ class OutputBuffers:
 
     def close(self) -> None:
         self.arena.close()
+
+
+def whereabouts(spec: TensorSpec, record: OutputRecord | None, start: int, size: int) -> TensorSpec:
+    """Where an output of shape and dtype ``spec`` lies: there, or as the worker's ``record`` of it says.
+
+    Its area has ``size`` bytes from ``start`` on.  Raises WorkerFault("rejected") for what lies outside.
+    """
+    if record is None or not record.flags & Flag.AS_IT_LIES:
+        return spec
+    lies = TensorSpec(spec.dtype, spec.shape, record.stride, start + record.place)
+    outside = (
+        record.place < 0
+        or record.place % spec.dtype.itemsize
+        or len(record.stride) != len(spec.shape)
+        or min(record.stride, default=0) < 0
+        or record.place + lies.extent > size
+    )
+    if outside:
+        raise WorkerFault("rejected", "an output that lies outside of the memory set aside for outputs")
+    return lies
+
+
+def _all_of(rows: Tensor, spec: TensorSpec) -> Tensor:
+    """The tensor that lies at ``spec`` in each of the rows (slots, bytes), as one tensor."""
+    words = rows.view(spec.dtype)
+    offset = words.storage_offset() + spec.offset // spec.dtype.itemsize
+    return words.as_strided((len(rows), *spec.shape), (words.stride(0), *spec.stride), offset)
 
 
 def uncopied(records: Sequence[OutputRecord]) -> bool:

@@ -118,10 +118,6 @@ class CaseMaker:
     def _poked(self, seed: int, number: float) -> list[Tensor]:
         return self.source.draw("nan", seed, 1.0, poke=number)
 
-    def fresh_inputs(self) -> list[Tensor]:
-        """Inputs of a normal case, without its answers. Static inputs are the model's."""
-        return self.source.draw("normal", fresh_seed(), 1.0)
-
     def case_of(self, kind: str, inputs: list[Tensor]) -> Case:
         """The case that these inputs are (placed ones)."""
         return self._evaluate(kind, 0, inputs)

@@ -7,6 +7,9 @@ most a small multiple of what eager's is on the same kind of data (``e0``):
     peak        max |actual - exact| / RMS(exact)
     tile        the worst 64 x 64 tile's (short last dims: 64 rows') relative Frobenius error
 
+They are in units of the whole output, or of a tile of typical size at least.  `slices.lost` then holds every
+row and column against its own size, with the tile's limit.
+
 Where eager is exact (pure data movement, integers) a candidate must be, too.  Results are values whose
 ``reason`` says which measure, where, and by how much, so that it can be quoted in a prompt.
 """
@@ -20,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from autokernel.judge import slices
 from autokernel.judge.layout import TensorSpec, name_of, stride_order
 
 TILE = 64
@@ -240,6 +244,8 @@ def compare(
     ratio = errors.frobenius / allowed.frobenius if allowed.frobenius else math.inf
     if worst := beyond(errors, allowed, limits):
         return Comparison(False, _reason(label, *worst, actual, exact, where), ratio)
+    if lost := slices.lost(actual, exact, eager, counted, limit=limits.tile, typical=allowed.tile):
+        return Comparison(False, f"{label}: {lost}", ratio)
     return Comparison(True, ratio=ratio)
 
 

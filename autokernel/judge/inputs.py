@@ -46,6 +46,15 @@ def _zero_rows(shape: tuple[int, ...], gen: torch.Generator, dtype: torch.dtype)
     return x
 
 
+def _small_rows(shape: tuple[int, ...], gen: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Normal data, every row (along the last dimension) scaled by 1e-8 to 1: an eps counts in some."""
+    x = _normal(shape, gen, dtype)
+    if x.dim() > 1 and x.shape[-1] > 1:
+        places = torch.rand((*shape[:-1], 1), generator=gen, device=gen.device, dtype=torch.float64)
+        x = x * torch.pow(10.0, -8 * places).to(x.real.dtype)
+    return x
+
+
 @dataclass(frozen=True, slots=True)
 class Distribution:
     """``base`` times a scale plus ``offset``; of ``scales`` the first that keeps eager finite is used."""
@@ -65,6 +74,8 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     "large": Distribution(_normal, (1000.0, 100.0, 10.0, 1.0)),
     "offset": Distribution(_normal, (1.0, 0.1), 100.0),
     "zero rows": Distribution(_zero_rows),
+    "small rows": Distribution(_small_rows),
+    "small": Distribution(_normal, (1e-6,)),
     "integers": Distribution(_integers, (1.0,), statics=True),
     "nan": Distribution(_normal, (1.0,), poke=math.nan),
 }
@@ -76,9 +87,9 @@ def distributions_for(task: Task, tier: str) -> list[str]:
     """Names of what a tier tries, ``captured`` aside."""
     if tier == "screen":
         return ["normal", "outliers"]
-    names = ["normal", "outliers", "large", "offset", "zero rows"]
-    if task.family != "conv":  # fast convolutions spread a NaN over the tile that they transform
-        names.append("nan")
+    names = ["normal", "outliers", "large", "offset", "zero rows", "small"]
+    if task.family != "conv":  # fast convolutions transform tiles, and spread a NaN or a large row's error
+        names += ["small rows", "nan"]
     return [*names, "integers"] if task.family in LINEAR_FAMILIES else names
 
 
@@ -124,14 +135,20 @@ class InputSource:
         values = []
         for port in self.task.inputs:
             if port.role == "activation":
-                values.append(self._activation(port, kind, gen, scale, poke))
+                values.append(self.activation(port, kind, gen, scale, poke))
             else:
                 values.append(self._static(port, kind, gen, fresh=fresh_statics))
         return values
 
-    def _activation(
-        self, port: Port, kind: str, gen: torch.Generator, scale: float, poke: float | None
+    def activation(
+        self,
+        port: Port,
+        kind: str,
+        gen: torch.Generator,
+        scale: float = 1.0,
+        poke: float | None = None,
     ) -> Tensor:
+        """One input that is no static one; see `draw`."""
         if kind == "captured" and port.name in self.captured:
             return self.captured[port.name]
         dtype = dtype_of(port.dtype)

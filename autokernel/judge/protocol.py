@@ -4,7 +4,7 @@
     request  body is a UTF-8 JSON object (from the judge only, which the worker trusts)
     reply    text length u32 | doubles u32 | tensors u32 | text | f64 ... | tensor records
 
-A tensor record is 144 bytes: dtype u8, ndim u8, device u8, flags u8, position u32, nbytes i64,
+A tensor record is 144 bytes: dtype u8, ndim u8, device u8, flags u8, position u32, place i64,
 shape 8×i64, stride 8×i64.  The judge bounds every length before it reads, and refuses a reply that is
 not exactly this or does not carry the nonce of the request it answers.
 
@@ -72,30 +72,31 @@ class Flag(enum.IntFlag):
     COPIED = 2  # the contents were copied to the output arena
     OVERLAPS = 4  # shares bytes with an earlier output of the same call
     HELD = 8  # its memory is still in use after everything that was returned has been let go
+    AS_IT_LIES = 16  # the contents are in its own strides, ``place`` bytes after the start of the slot's area
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRecord:
-    """How one output of one call looked, as the worker reports it."""
+    """How one output of one call looked, as the worker reports it; ``place``: see `Flag.AS_IT_LIES`."""
 
     dtype: int
     device: int
     flags: int
     position: int
-    nbytes: int
+    place: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
     def pack(self) -> bytes:
         pad = (0,) * (MAX_NDIM - len(self.shape))
         return RECORD.pack(
-            self.dtype, len(self.shape), self.device, self.flags, self.position, self.nbytes,
+            self.dtype, len(self.shape), self.device, self.flags, self.position, self.place,
             *self.shape, *pad, *self.stride, *pad,
         )  # fmt: skip
 
     @classmethod
     def unpack(cls, data: memoryview) -> OutputRecord:
-        dtype, ndim, device, flags, position, nbytes, *dims = RECORD.unpack(data)
+        dtype, ndim, device, flags, position, place, *dims = RECORD.unpack(data)
         if ndim > MAX_NDIM or dtype >= len(DTYPES):
             raise ProtocolError("a tensor record is out of range")
         return cls(
@@ -103,7 +104,7 @@ class OutputRecord:
             device,
             flags,
             position,
-            nbytes,
+            place,
             tuple(dims[:ndim]),
             tuple(dims[MAX_NDIM : MAX_NDIM + ndim]),
         )

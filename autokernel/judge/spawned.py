@@ -17,7 +17,7 @@ from torch import Tensor
 
 from autokernel.judge import clock
 from autokernel.judge.arena import Arena
-from autokernel.judge.buffers import PATTERNS
+from autokernel.judge.buffers import PATTERNS, whereabouts
 from autokernel.judge.clock import Sample
 from autokernel.judge.compare import error_of
 from autokernel.judge.handle import Prepared, Worker, WorkerFault
@@ -120,15 +120,19 @@ class SpawnedWorker:
             records = self.worker.run(SUBJECT, [0]).outputs.get(0, [])
             if not self._fits(records):
                 raise WorkerFault("incorrect", "returns another structure on every call")
-        return self._read(copy)
+        return self._read(records, copy)
 
     def _fits(self, records: Sequence[OutputRecord]) -> bool:
         found = [(DTYPES[r.dtype], r.shape) for r in records]
         return self._outputs is not None and found == [(s.dtype, s.shape) for s in self.output_specs]
 
-    def _read(self, copy: bool) -> list[Tensor]:
+    def _read(self, records: Sequence[OutputRecord], copy: bool) -> list[Tensor]:
         assert self._outputs is not None
-        views = [self._outputs.view(s) for s in self.output_specs]
+        size = self._outputs.nbytes
+        views = [
+            self._outputs.view(whereabouts(spec, record, 0, size))
+            for spec, record in zip(self.output_specs, records, strict=True)
+        ]
         return [v.clone() for v in views] if copy else views
 
     def prepare(self, min_sample_s: float | None = None) -> Prepared:
@@ -142,8 +146,10 @@ class SpawnedWorker:
 
     def timed_outputs(self) -> list[Tensor]:
         """Views of what the latest timed call returned."""
-        self.worker.collect(SUBJECT)
-        return self._read(copy=False)
+        records = self.worker.collect(SUBJECT).get(0, [])
+        if not self._fits(records):
+            raise WorkerFault("incorrect", "returns another structure when it is timed")
+        return self._read(records, copy=False)
 
     def close(self) -> None:
         if hasattr(self, "worker"):

@@ -1,7 +1,6 @@
 """What a worker can load and call: the four kinds of subject.
 
-``{"kind": "reference", "source" or "path"}``  Model of a reference.py, eager; with ``strides`` (a list for
-                                              each output) in tensors that are laid out so
+``{"kind": "reference", "source" or "path"}``  Model of a reference.py, eager
 ``{"kind": "reference-compiled", ...}``        torch.compile of it
 ``{"kind": "kernel", "name", "source", "activations"}``  a kernel.py, by its text; the first so many inputs
                                               are activations; with ``compiler``, a rewrite may be compiled
@@ -103,8 +102,6 @@ def load_subject(spec: Spec, device: torch.device) -> Subject:
         model = load_reference(path, device)
         if kind == "reference-compiled":
             return Subject(torch.compile(model, dynamic=False))
-        if "strides" in spec:
-            return Subject(_laid_out(model.forward, spec["strides"]))
         return Subject(model.forward)  # calling a module takes a microsecond that no kernel would pay
     if kind == "kernel":
         from autokernel.backends import load_kernel
@@ -115,16 +112,6 @@ def load_subject(spec: Spec, device: torch.device) -> Subject:
         make = getattr(importlib.import_module(spec["module"]), spec["function"])
         return Subject(make(spec.get("args", {})))
     raise ValueError(f"unknown kind of subject {kind!r}")
-
-
-def _laid_out(fn: Callable[..., Any], strides: Sequence[Sequence[int]]) -> Callable[..., list[Tensor]]:
-    def call(*inputs: Tensor) -> list[Tensor]:
-        return [
-            tensor.new_empty_strided(tensor.shape, stride).copy_(tensor)
-            for tensor, stride in zip(tensors_of(fn(*inputs), strict=False), strides, strict=True)
-        ]
-
-    return call
 
 
 def _written(name: str, source: str) -> Path:

@@ -116,9 +116,9 @@ class Sweep:
             lane.worker = judge.start_worker(lane.outputs)
         lane.worker.load(point.number, judge.kernel_spec(point.source))
         lane.outputs.poison()
-        lane.worker.run(point.number, [0], first=True)
+        ran = lane.worker.run(point.number, [0], first=True)
         with judge.owner.preparing:
-            result = judge.maker.check(case, lane.outputs.outputs(0), e0)
+            result = judge.maker.check(case, lane.outputs.outputs(0, ran.outputs.get(0, [])), e0)
         if not result.ok:
             raise WorkerFault("incorrect", result.reason)
         point.lane, point.worker, point.ratio = lane, lane.worker, result.ratio

@@ -39,11 +39,9 @@ TWINS = {"cpu": 3, "cuda": 0}
 """Processes that run eager once more.  On a device the process makes no difference (work is timed there, in a
 CUDA graph), so that eager is measured against itself."""
 SUBJECTS = {"eager": ("reference", 0), "compile": ("reference-compiled", 1)}
-LIKE = 2
-"""Number of the subject that is eager once more, timed the way a candidate has to be."""
+LAUNCHED = 2
+"""Number of the subject that is eager once more, in no CUDA graph."""
 LOG_LIMIT = 8000
-Layout = tuple[tuple[int, ...], ...]
-"""Strides, one tuple per output."""
 
 
 class TaskError(AutokernelError):
@@ -62,11 +60,11 @@ class TaskJudge:
         self.delta = 0.0
         self.graph = self.device.type == "cuda"
         self._baseline: Worker | None = None
-        self._like: tuple[Worker, Layout | None, bool] | None = None
+        self._launched: Worker | None = None
         self._sample_s: float | None = None
         self.calls = 1
         """How many calls a sample consists of, for every arm: eager's number, from its trusted worker."""
-        self._bases: list[list[Tensor]] = []
+        self._statics: list[Tensor] = []
         self._screened: tuple[Path, Worker] | None = None
         self._sweep: Sweep | None = None
         self._parent: tuple[Path, Worker] | None = None
@@ -138,7 +136,7 @@ class TaskJudge:
         buffers.attach(worker, self.inputs)
         with self.owner.preparing:
             cases = [self.maker.make("normal") for _ in range(2)]
-            self._bases = [c.inputs for c in cases]
+            self._statics = cases[0].inputs
             self.inputs.write_statics(cases[0].inputs)
             for slot in range(self.inputs.count):
                 self.inputs.write(slot, cases[slot % 2].inputs)
@@ -149,9 +147,9 @@ class TaskJudge:
                 continue
             try:
                 worker.load(number, self._reference_spec(kind))
-                worker.run(number, [0], first=True)
+                ran = worker.run(number, [0], first=True)
                 with self.owner.preparing:
-                    result = self.maker.check(cases[0], buffers.outputs(0), worst_e0(cases))
+                    result = self.maker.check(cases[0], buffers.outputs(0, ran.outputs[0]), worst_e0(cases))
                 if not result.ok:
                     self.baseline_failures[name] = f"incorrect: {result.reason}"
                     continue
@@ -191,7 +189,7 @@ class TaskJudge:
             self.launcher.settle()
             arms = self.baseline_arms()
             again = [] if twins else [WorkerArm("twin", arms[0].worker, arms[0].subject)]
-            contents = Contents(self.inputs, self.maker, self._bases)
+            contents = Contents(self.inputs, self.maker, self._statics)
             return clock.interleave(
                 [*arms, *twins, *again],
                 CALIBRATION_ROUNDS,
@@ -244,21 +242,18 @@ class TaskJudge:
             if name not in self.baseline_failures
         ]
 
-    def arm_like(self, layout: Layout | None, *, graph: bool) -> WorkerArm:
-        """Eager once more, with its outputs laid out in those strides, and launched call by call unless
-        ``graph``: what the judge's clock sees beside such a sample is the usual overhead of one like it."""
+    def arm_launched(self) -> WorkerArm:
+        """Eager once more, launched call by call: what the judge's clock sees beside such a sample is the
+        usual overhead of a kernel that no CUDA graph takes."""
         worker = self._baseline
         assert worker is not None
-        if self._like != (worker, layout, graph):
-            self._like = None
-            spec = self._reference_spec("reference")
-            worker.load(LIKE, spec if layout is None else spec | {"strides": layout})
-            if graph == self.graph:
-                self.ready(worker, LIKE)
-            else:
-                worker.prepare(LIKE, range(self.inputs.timed), graph=graph, once=True)
-            self._like = worker, layout, graph
-        return WorkerArm("eager, alike", worker, LIKE, outputs=self._output_buffers("baseline"), keeps=False)
+        if self._launched is not worker:
+            self._launched = None
+            worker.load(LAUNCHED, self._reference_spec("reference"))
+            worker.prepare(LAUNCHED, range(self.inputs.timed), graph=False, once=True)
+            self._launched = worker
+        outputs = self._output_buffers("baseline")
+        return WorkerArm("eager, launched", worker, LAUNCHED, outputs=outputs, keeps=False)
 
     def start_kernel(self, path: Path, outputs: OutputBuffers) -> Worker:
         """An untrusted worker with the kernel loaded and the buffers mapped. Raises WorkerFault.

@@ -40,15 +40,6 @@ def failed(status: Status, text: str) -> StageResult:
     return StageResult(False, text, status)
 
 
-MAX_SPREAD = 16
-"""An output may reach over so many times the memory that it fills, as a slice of a merged result does."""
-
-
-def _dense(spec: TensorSpec) -> bool:
-    """Whether it fills the memory that it reaches over."""
-    return spec.extent <= spec.numel * spec.dtype.itemsize
-
-
 @dataclass(frozen=True, slots=True)
 class Bench:
     """What a kernel is compared on: who makes the cases, and the buffers they are handed over in."""
@@ -77,8 +68,6 @@ class Trial:
     notes: list[str] = field(default_factory=list)
     provenance: Provenance | None = None
     spills: str = ""
-    strides: tuple[tuple[int, ...], ...] | None = None
-    """Of the outputs that were checked first."""
 
     @property
     def running(self) -> tuple[Worker, OutputBuffers]:
@@ -114,12 +103,10 @@ class Trial:
         if bench is None:
             self.peak_bytes = max(self.peak_bytes or 0.0, ran.peak_bytes)
         for slot, case in zip(slots, cases, strict=True):
-            self.check_form(records := ran.outputs.get(slot, []), case)
-            if bench is None and self.strides is None:
-                self.strides = tuple(record.stride for record in records)
+            self.check_form(ran.outputs.get(slot, []), case)
             if name := inputs.changed_input(slot, case.inputs):
                 raise WorkerFault("rejected", f"changes its input {name!r}")
-        return {slot: [t.clone() for t in outputs.outputs(slot)] for slot in slots}
+        return {slot: [t.clone() for t in outputs.outputs(slot, ran.outputs[slot])] for slot in slots}
 
     def check_form(self, records: Sequence[OutputRecord], case: Case) -> None:
         """Raise WorkerFault("incorrect") unless number, shape, dtype, device and strides are right."""
@@ -147,37 +134,6 @@ class Trial:
                 raise WorkerFault("incorrect", f"{label} shares memory with another output")
         if uncopied(records):
             raise WorkerFault("rejected", "an output that fits was not handed over")
-
-    @property
-    def layout(self) -> tuple[tuple[int, ...], ...] | None:
-        """Strides of the outputs, where they take longer to hand over than eager's; else None.
-
-        They are the worker's account, and a kernel that lies about them is given time that it does not need.
-        So credit is given only where honest kernels would be refused without it: on a GPU, where each strided
-        output is a launch of its own, and not for outputs spread over much more memory than they fill.
-        """
-        if self.task_judge.device.type != "cuda":
-            return None
-        specs, strides = self.task_judge.output_specs, self.strides
-        if strides is None or len(strides) != len(specs):
-            return None
-        laid_out = [TensorSpec(s.dtype, s.shape, stride) for s, stride in zip(specs, strides, strict=True)]
-        if any(spec.extent > MAX_SPREAD * spec.numel * spec.dtype.itemsize for spec in laid_out):
-            return None
-        dense = all(
-            _dense(spec) or spec.stride == own.stride for spec, own in zip(laid_out, specs, strict=True)
-        )
-        return None if dense else strides
-
-    def check_layout(self, records: Sequence[OutputRecord]) -> None:
-        """Raise WorkerFault("incorrect") unless outputs lie in memory as those that were checked did."""
-        found = tuple(record.stride for record in records)
-        if self.layout is not None and found != self.strides:
-            raise WorkerFault(
-                "incorrect",
-                f"outputs have strides {[list(s) for s in found]} in a timed call, and had "
-                f"{[list(s) for s in self.strides or ()]} before",
-            )
 
     def check_values(
         self,

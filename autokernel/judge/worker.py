@@ -29,9 +29,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autokernel.judge import compilers, subjects
+from autokernel.judge import compilers, hand_over, subjects
 from autokernel.judge.arena import MappedArena
 from autokernel.judge.clock import Timer, flush_held, make_timer
+from autokernel.judge.hand_over import Handed
 from autokernel.judge.layout import CODE_OF, MAX_NDIM, TensorSpec, overlapping
 from autokernel.judge.observe import (
     classify,
@@ -120,14 +121,6 @@ def _marked(record: OutputRecord, *, overlaps: bool, held: bool) -> OutputRecord
     if held and not flags & Flag.ALIASES_INPUT:
         flags |= Flag.HELD
     return replace(record, flags=int(flags))
-
-
-class Handed(NamedTuple):
-    """An output of the subject's latest calls; ``copied``: its contents are in the slot's output area."""
-
-    slot: int
-    tensor: Tensor
-    copied: bool
 
 
 class Copies(NamedTuple):
@@ -363,18 +356,7 @@ class Worker:
         ``capture``: the subject whose outputs stay where they are. Their next copies are one launch, so that
         what the judge's clock sees beside the sample is short, and alike in every process.
         """
-        handed, sources, places = [], list[Tensor](), list[Tensor]()
-        for slot, tensors in results.items():
-            areas = self.outputs[slot] if slot < len(self.outputs) else []
-            for i, tensor in enumerate(tensors):
-                place = areas[i] if i < len(areas) else None
-                fits = place is not None and place.shape == tensor.shape and place.dtype == tensor.dtype
-                if place is not None and fits and tensor.device == place.device:
-                    sources.append(tensor)
-                    places.append(place)
-                    handed.append(Handed(slot, tensor, True))
-                else:
-                    handed.append(Handed(slot, tensor, False))
+        handed, sources, places = hand_over.plan(results, self.outputs, in_pieces=self.device.type == "cuda")
         if places:
             torch._foreach_copy_(places, sources)  # pyright: ignore[reportPrivateImportUsage]
             if capture is not None:
@@ -398,10 +380,10 @@ class Worker:
 
     def _records(self, handed: list[Handed]) -> list[OutputRecord]:
         records = []
-        for slot, tensor, copied in handed:
+        for slot, tensor, copied, place in handed:
             flags = Flag.ALIASES_INPUT if self._in_inputs(tensor) else Flag(0)
             if copied:
-                flags |= Flag.COPIED
+                flags |= Flag.COPIED if place is None else Flag.COPIED | Flag.AS_IT_LIES
             if tensor.dim() > MAX_NDIM:
                 raise subjects.StructureError(
                     f"an output has {tensor.dim()} dims; at most {MAX_NDIM} are compared"
@@ -411,7 +393,7 @@ class Worker:
             records.append(
                 OutputRecord(
                     CODE_OF[tensor.dtype], DEVICE_CODES.get(tensor.device.type, 2), int(flags), slot,
-                    tensor.numel() * tensor.element_size(), tuple(tensor.shape), tuple(tensor.stride()),
+                    place or 0, tuple(tensor.shape), tuple(tensor.stride()),
                 )
             )  # fmt: skip
         return records

@@ -65,9 +65,15 @@ CHEATS: dict[str, Line] = {
     "cached_by_shape": Line("rms", "incorrect", OWN),
     "cached_by_fingerprint": Line("rms", "correct", like="library_norm"),
     "remembers_whole_inputs": Line("linear", "discard", "not above"),
+    "finds_rotations": Line("digamma", "correct", forms="cpu", like="digamma"),
     "ring_of_buffers": Line("rms", "incorrect", KEPT),
     "outputs_share_memory": Line("two_outputs", "incorrect", "output 1 shares memory with another output"),
     "eps_that_never_counts": Line("tiny_eps", "incorrect", "zero rows inputs.* in where they are NaN"),
+    "eps_only_for_zeros": Line("tiny_eps", "incorrect", f"small (rows )?inputs.*({OWN}|on their own scale)"),
+    "skips_small_rows": Line("gated", "incorrect", "rows are wrong on their own scale"),
+    "skips_small_rows_when_timed": Line(
+        "gated", "incorrect", r"rows are wrong on their own scale.*\(in a timed call\)"
+    ),
     "stale_prepack": Line("linear", "incorrect", "weights changed in place"),
     "hard_codes_strides": Line("rms", "incorrect", "inputs with padded rows"),
     "hard_codes_shape": Line("rms", "crash", r"on held-out shapes \(65x257, 257\): .*must match"),
@@ -153,6 +159,8 @@ HONEST: dict[str, Line] = {
     "two_streams_gpu": Line("linear", "correct", forms="gpu"),
     "clamped": Line("relu", "correct"),
     "skips_the_future": Line("causal", "correct"),
+    "digamma": Line("digamma", "correct"),
+    "gated": Line("gated", "correct"),
     "slow_but_correct": Line("rms", "discard", "not above"),
 }
 
@@ -163,5 +171,6 @@ OPEN: dict[str, Line] = {
 AFTERWARDS = {
     "rms": "other_sum_order", "linear": "merged_prepack", "softmax": "fused_chain",
     "two_outputs": "two_outputs", "tiny_eps": "tiny_eps", "relu": "clamped", "causal": "skips_the_future",
+    "digamma": "digamma", "gated": "gated",
 }  # fmt: skip
 """Task -> the honest kernel that is judged after each cheat."""

@@ -95,6 +95,26 @@ def relu(folder: Path, device: str) -> Task:
     return make_task(folder, text, {"x": (_normal(64, 256), "activation")}, family="pointwise", device=device)
 
 
+def digamma(folder: Path, device: str) -> Task:
+    """Elementwise, and expensive."""
+    text = POINTWISE.format("x", "torch.special.digamma(x * x + 1.5)")
+    return make_task(
+        folder, text, {"x": (_normal(128, 256), "activation")}, family="pointwise", device=device
+    )
+
+
+def gated(folder: Path, device: str) -> Task:
+    """A linear layer whose rows differ by many orders of magnitude."""
+    text = POINTWISE.format(
+        "x, gate, weight", "torch.nn.functional.linear(x, weight) * torch.exp(-8 * gate * gate)"
+    )
+    inputs = {
+        "x": (_normal(128, 96), "activation"), "gate": (_normal(128, 1), "activation"),
+        "weight": (_normal(80, 96) / 10, "parameter"),
+    }  # fmt: skip
+    return make_task(folder, text, inputs, family="linear", device=device)
+
+
 def causal(folder: Path, device: str) -> Task:
     """Attention written out by hand: the products with what the mask leaves out are zero times a value."""
     text = "(q @ k.mT / 8).masked_fill(m, float('-inf')).softmax(-1) @ v"
@@ -110,6 +130,7 @@ def causal(folder: Path, device: str) -> Task:
 GOOD: dict[str, Callable[[Path, str], Task]] = {"rms": rms, "linear": linear, "softmax": softmax}
 MORE: dict[str, Callable[[Path, str], Task]] = {
     "tiny_eps": tiny_eps, "two_outputs": two_outputs, "relu": relu, "causal": causal,
+    "digamma": digamma, "gated": gated,
 }  # fmt: skip
 """Tasks for kinds of cheats that the list does not have."""
 FAULTY: dict[str, Callable[[Path, str], Task]] = {

@@ -20,6 +20,7 @@ from autokernel.judge.buffers import OutputBuffers
 from autokernel.judge.clock import Sample
 from autokernel.judge.contents import Contents
 from autokernel.judge.handle import Worker, WorkerFault
+from autokernel.judge.protocol import OutputRecord
 from autokernel.judge.stages import correctness, load, timing
 from autokernel.judge.stats import paired_ratio
 from autokernel.judge.trial import SUBJECT, StageResult, Trial, failed
@@ -76,6 +77,7 @@ class StepArm:
     def __init__(self, name: str, worker: Worker, subject: int, outputs: OutputBuffers) -> None:
         self.name, self.worker, self.subject, self.outputs = name, worker, subject, outputs
         self.taken = outputs.rows().clone()
+        self.records: dict[int, list[OutputRecord]] = {}
 
     def sample(self, contents: Contents, start: int, count: int) -> Sample:
         """The first ``count`` slots once, from ``start`` on; a sample is the typical step, ``count`` times.
@@ -96,6 +98,7 @@ class StepArm:
 
         order = [(start + i) % count for i in range(count)]
         made = self.worker.steps(self.subject, order, before, after)
+        self.records = self.worker.collect(self.subject)
         self.worker.rest()
         return typical_step(made)
 
@@ -172,7 +175,7 @@ def _step_rounds(trial: Trial) -> tuple[list[Sample], list[Sample], bool]:
         arm.worker.rest()
     eager, candidate = arms
     check = timing.CandidateArm("candidate", trial, worker, outputs, len(slots))
-    contents = Contents(judge.inputs, judge.maker, [c.inputs for c in trial.cases if c.kind == "normal"])
+    contents = Contents(judge.inputs, judge.maker, trial.cases[0].inputs)
     found: dict[str, list[Sample]] = {arm.name: [] for arm in arms}
     judge.launcher.settle()
     for number in range(-1, ROUNDS):  # the first is never typical
@@ -184,9 +187,9 @@ def _step_rounds(trial: Trial) -> tuple[list[Sample], list[Sample], bool]:
                 sample = arm.sample(contents, start, len(slots))
                 if number >= 0:
                     found[arm.name].append(sample)
-        check.records, check.taken = worker.collect(SUBJECT), candidate.taken
-        worker.rest()
-        check.check(contents, eager.taken, len(slots))
+        check.records, check.taken = candidate.records, candidate.taken
+        expected = baseline.outputs.straight(eager.taken, eager.records, len(slots))
+        check.check(contents, expected, len(slots))
     return found["candidate"], found["eager"], len(graphs) == 1
 
 

@@ -1,5 +1,5 @@
 """Says that its dense outputs are strided, which takes longer to hand over, and runs its clock short by that.
-Defence: the judge's own clock; on a CPU nothing is given for strides, which are the worker's account.
+Defence: the judge's own clock; nothing is given for strides, which are the worker's account.
 """
 
 import dataclasses

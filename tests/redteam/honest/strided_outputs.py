@@ -1,5 +1,5 @@
 """Two matrix products as one, each result a slice of it, whose rows lie further apart than they are long.
-Must pass: what takes longer to hand over is not what takes longer to compute, and eager's is laid out alike.
+Must pass: how outputs lie is no part of how long they take, and they are handed over in one piece.
 """
 
 import torch

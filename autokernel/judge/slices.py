@@ -1,0 +1,96 @@
+"""Rows and columns on their own scale: values that are small beside others must be right, too.
+
+The comparator's measures are in units of the whole output, or of a tile of typical size.  Where rows differ
+by orders of magnitude, the small ones could be anything.  Here each is held against its own size: its
+relative error may be as large as the worst tile's usually may, or as many times eager's own in that very row.
+What cancels is small by chance, and eager is off there as well; where eager itself is off by more than
+`RESOLVED` it resolves nothing that a kernel would have to.
+
+A slice that is e^-65 of the others comes from an exponential whose argument no two ways of computing it agree
+on beyond one rounding of 65: that much is allowed as well.  And in 16 bits a column may be off by what the
+whole output may: inputs far from zero make a column cancel, and partial sums that are kept in 16 bits, which
+are honest, leave there the error of what has cancelled.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+FEW = 64
+"""Elements that a row or column has at least: in fewer, what cancels is a matter of luck."""
+RESOLVED = 1 / 16
+
+
+def rows_of(tensor: Tensor) -> Tensor | None:
+    """(rows, elements): what has the same leading indices, `FEW` elements or more; None if that is all."""
+    elements = 1
+    for dim in range(tensor.dim() - 1, 0, -1):
+        elements *= tensor.shape[dim]
+        if elements >= FEW:
+            return tensor.reshape(-1, elements)
+    return None
+
+
+def columns_of(tensor: Tensor) -> Tensor | None:
+    """(columns, elements): what has the same last index, and of the dims before as few as make `FEW`."""
+    elements = 1
+    if tensor.dim() < 2 or tensor.shape[-1] < 2:
+        return None
+    for dim in range(tensor.dim() - 2, -1, -1):
+        elements *= tensor.shape[dim]
+        if elements >= FEW:
+            return tensor.reshape(-1, elements, tensor.shape[-1]).transpose(1, 2).reshape(-1, elements)
+    return None
+
+
+def lost(
+    actual: Tensor, exact: Tensor, eager: Tensor, counted: Tensor, *, limit: float, typical: float
+) -> str:
+    """Which row or column is further off on its own scale than eager explains, or ``""``.
+
+    ``counted`` marks the elements that are finite in all three.  ``typical`` is eager's error in the worst
+    tile, ``limit`` how many times an error of eager's is allowed.
+    """
+    wide = torch.complex128 if exact.is_complex() else torch.float64
+    reference = torch.where(counted, exact, 0).to(wide)
+    scale = float(reference.abs().max()) if reference.numel() else 0.0
+    if scale == 0:
+        return ""
+    size = reference.abs() / scale
+    off = torch.where(counted, actual.to(wide) - reference, 0).abs() / scale
+    for name, fold in (("row", rows_of), ("column", columns_of)):
+        sizes, offs = fold(size), fold(off)
+        if sizes is None or offs is None:
+            continue
+        of = torch.linalg.vector_norm(sizes, dim=1)
+        usual = float(torch.linalg.vector_norm(of)) / math.sqrt(len(of))
+        normal = of * scale > smallest(eager.dtype) * math.sqrt(sizes.shape[1])
+        error = torch.where(normal, torch.linalg.vector_norm(offs, dim=1) / of, 0.0)
+        depth = torch.where(normal, (usual / of).log(), 0.0).clamp_min(0.0)
+        wrong = error > limit * (typical + depth * torch.finfo(eager.dtype).eps / 2)
+        if not bool(wrong.any()):
+            continue
+        theirs = fold(torch.where(counted, eager.to(wide) - reference, 0).abs() / scale)
+        assert theirs is not None
+        eagers = torch.where(normal, torch.linalg.vector_norm(theirs, dim=1) / of, 0.0)
+        wrong &= (eagers <= RESOLVED) & (error > limit * eagers)
+        if name == "column" and torch.finfo(eager.dtype).eps > torch.finfo(torch.float32).eps:
+            wrong &= error * of > limit * typical * usual
+        if bool(wrong.any()):
+            worst = int(torch.where(wrong, error, 0.0).argmax())
+            rms = float(of[worst]) * scale / math.sqrt(sizes.shape[1])
+            return (
+                f"{int(wrong.sum())} of {len(wrong)} {name}s are wrong on their own scale: {name} {worst} "
+                f"(RMS {rms:.3g}) is off by {float(error[worst]):.3g} of its size, eager by "
+                f"{float(eagers[worst]):.3g}"
+            )
+    return ""
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """RMS of a row below which elements may be flushed to zero: some are too small to be normal numbers."""
+    info = torch.finfo(dtype)
+    return info.tiny if dtype == torch.float16 else info.tiny / info.eps
