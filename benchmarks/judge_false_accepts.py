@@ -50,7 +50,7 @@ def get_inputs():
     return [torch.randn(*shape) for shape in [{shapes}]]
 """
 KERNEL = 'import torch\n\nBACKEND = "torch"\n\n\ndef kernel_fn({arguments}):\n    return {body}\n'
-PER_OPENING = 5
+PER_OPENING = 10
 
 
 def main() -> None:

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from autokernel.judge.judge import Judge
 
 CALIBRATION_ROUNDS, CALIBRATION_BLOCKS = 20, 2
-TWINS = {"cpu": 3, "cuda": 0}
-"""Processes that run eager once more.  On a device the process makes no difference (work is timed there, in a
-CUDA graph), so that eager is measured against itself."""
+TWINS = 3
+"""So often eager is there once more: on a CPU in processes of its own, on a GPU in CUDA graphs of its own.  It
+is where their memory lies that makes equal graphs differ, and that differs as much within a process."""
 SUBJECTS = {"eager": ("reference", 0), "compile": ("reference-compiled", 1)}
-LAUNCHED = 2
-"""Number of the subject that is eager once more, in no CUDA graph."""
+LAUNCHED, FIRST_TWIN = 2, 3
+"""Numbers of the subject that is eager once more in no CUDA graph, and of the first that is a twin."""
 LOG_LIMIT = 8000
 
 
@@ -185,13 +185,14 @@ class TaskJudge:
     def _calibration_block(self) -> clock.Rounds:
         twins: list[WorkerArm] = []
         try:
-            twins += self._twins(TWINS[self.device.type])
-            self.launcher.settle()
             arms = self.baseline_arms()
-            again = [] if twins else [WorkerArm("twin", arms[0].worker, arms[0].subject)]
+            if self.device.type == "cpu":
+                twins += self._twins(TWINS)
+            beside = twins or self._twins_beside(arms[0].worker)
+            self.launcher.settle()
             contents = Contents(self.inputs, self.maker, self._statics)
             return clock.interleave(
-                [*arms, *twins, *again],
+                [*arms, *beside],
                 CALIBRATION_ROUNDS,
                 buffers=self.inputs.timed,
                 before_round=contents.deal,
@@ -213,6 +214,14 @@ class TaskJudge:
                     future.result().worker.close()
             raise fault
         return [future.result() for future in started]
+
+    def _twins_beside(self, worker: Worker) -> list[WorkerArm]:
+        """In the baseline's own process."""
+        twins = [WorkerArm(f"twin{i}", worker, FIRST_TWIN + i) for i in range(TWINS)]
+        for twin in twins:
+            worker.load(twin.subject, self._reference_spec("reference"))
+            self.ready(worker, twin.subject)
+        return twins
 
     def _twin(self, name: str) -> WorkerArm:
         """Eager once more, in a process of its own."""

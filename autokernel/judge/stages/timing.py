@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -20,9 +22,15 @@ from autokernel.judge.protocol import OutputRecord
 from autokernel.judge.stats import paired_ratio
 from autokernel.judge.trial import SUBJECT, StageResult, Trial, failed
 
+if TYPE_CHECKING:
+    from autokernel.judge.task_judge import TaskJudge
+
 ROUNDS = {"screen": 30, "promote": 100, "audit": 100}
 FLOOR = 0.95
 SPOT_SHARE = 0.2
+ANEW = 20
+"""After so many rounds all CUDA graphs are captured anew: their memory lies elsewhere then, which can make
+equal graphs differ by a percent."""
 FLAG_OVER_COMPILE = 5.0
 
 
@@ -47,7 +55,7 @@ class WorkerArm:
         keeps: bool = True,
     ) -> None:
         self.name, self.worker, self.subject, self.outputs, self.calls = name, worker, subject, outputs, calls
-        self.keeps = keeps
+        self.keeps, self.graph = keeps, True
         self.taken: Tensor | None = None
         self.records: dict[int, list[OutputRecord]] = {}
 
@@ -55,6 +63,13 @@ class WorkerArm:
         sample = self._timed(start)
         self.worker.rest()
         return sample
+
+    def anew(self, judge: TaskJudge) -> None:
+        """Have its calls captured once more, in other memory; not if they are launched one by one anyway."""
+        if self.graph:
+            judge.ready(self.worker, self.subject)
+            self.records = {}
+            self.worker.rest()
 
     def straight(self, count: int) -> Tensor:
         """What has been taken of the first ``count`` slots, each output contiguous in its place."""
@@ -144,8 +159,10 @@ def run(trial: Trial) -> StageResult:
             trial.notes.append(f"timed as plain launches ({prepared.note})")
         if judge.graph and not prepared.graph:
             baseline.append(judge.arm_launched())
+            baseline[-1].graph = False
             trusted = baseline[-1].name
         candidates = [CandidateArm("candidate", trial, worker, outputs, judge.calls)]
+        candidates[0].graph = prepared.graph
         if trial.parent is not None:
             candidates += (parent := _parent_arm(trial, trial.parent))
             rivals += [arm.name for arm in parent]
@@ -161,8 +178,10 @@ def _parent_arm(trial: Trial, path: Path) -> list[CandidateArm]:
     judge = trial.task_judge
     try:
         worker = judge.parent_worker(path)
-        judge.ready(worker, SUBJECT)
-        return [CandidateArm("parent", trial, worker, judge.parent_outputs, judge.calls)]
+        prepared = judge.ready(worker, SUBJECT)
+        arm = CandidateArm("parent", trial, worker, judge.parent_outputs, judge.calls)
+        arm.graph = prepared.graph
+        return [arm]
     except WorkerFault as fault:
         trial.notes.append(f"the parent could not be measured ({fault.reason.splitlines()[0]})")
         return []
@@ -187,11 +206,20 @@ def _measure(
 
     for arm in candidates:
         arm.worker.rest()
+    arms, before = [*baseline, *candidates], itertools.count(-1)
+
+    def deal() -> None:
+        number = next(before)
+        if judge.graph and number > 0 and number % ANEW == 0:
+            for arm in arms:
+                arm.anew(judge)
+        contents.deal()
+
     result = clock.interleave(
-        [*baseline, *candidates],
+        arms,
         rounds,
         buffers=judge.inputs.timed,
-        before_round=contents.deal,
+        before_round=deal,
         after_round=check,
         device=judge.device,
     )
