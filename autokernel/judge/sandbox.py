@@ -393,16 +393,17 @@ def _drop_privileges() -> None:
 
 DENIED = {
     "x86_64": (0xC000_003E, 56, 41, (
-        101, 103, 155, 159, 161, 163, 164, 165, 166, 167, 168, 169, 175, 176, 179, 227, 246, 248, 249, 250,
-        272, 298, 304, 308, 310, 311, 312, 313, 320, 321, 323,
+        101, 103, 109, 112, 155, 159, 161, 163, 164, 165, 166, 167, 168, 169, 175, 176, 179, 227, 246, 248,
+        249, 250, 272, 298, 304, 308, 310, 311, 312, 313, 320, 321, 323,
     )),
     "aarch64": (0xC000_00B7, 220, 198, (
-        39, 40, 41, 51, 89, 97, 104, 105, 106, 112, 116, 117, 142, 170, 171, 217, 218, 219, 224, 225, 241,
-        265, 268, 270, 271, 272, 273, 280, 282, 294,
+        39, 40, 41, 51, 89, 97, 104, 105, 106, 112, 116, 117, 142, 154, 157, 170, 171, 217, 218, 219,
+        224, 225, 241, 265, 268, 270, 271, 272, 273, 280, 282, 294,
     )),
 }  # fmt: skip
 """Architecture -> audit number, clone, socket, and what is refused: tracing, other processes' memory, mounts,
-namespaces, modules, keys, clocks, swap, bpf, performance counters, user faults."""
+namespaces, modules, keys, clocks, swap, bpf, performance counters, user faults; and leaving the process
+group, which is stopped as a whole while others are timed (setpgid, setsid)."""
 DENIED_EVERYWHERE = (425, 428, 429, 430, 431, 432, 433, 438, 440, 442)
 CLONE3, ENOSYS, EPERM, AF_UNIX = 435, 38, 1, 1
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 CALIBRATION_ROUNDS, CALIBRATION_BLOCKS = 20, 2
 TWINS = 3
-"""So often eager is there once more: on a CPU in processes of its own, on a GPU in CUDA graphs of its own.  It
-is where their memory lies that makes equal graphs differ, and that differs as much within a process."""
+"""So often eager is there once more: on a CPU in processes of its own, on a GPU in CUDA graphs of its own.
+Where their memory lies makes equal graphs differ, and it differs as much within a process."""
 SUBJECTS = {"eager": ("reference", 0), "compile": ("reference-compiled", 1)}
 LAUNCHED, FIRST_TWIN = 2, 3
 """Numbers of the subject that is eager once more in no CUDA graph, and of the first that is a twin."""

@@ -99,6 +99,7 @@ CHEATS: dict[str, Line] = {
     "skips_middle_calls": Line("rms", "correct", forms="cpu", like="library_norm"),
     "counts_to_the_last_calls": Line("rms", "incorrect", "in a timed call", "cpu"),
     "precomputes_while_idle": Line("rms", "rejected", "own clock", "cpu"),
+    "leaves_its_group": Line("rms", "crash", NOT_SEEN, sandbox=True),
     "sabotages_the_baseline": Line("rms", "rejected", "own clock", "cpu"),
     "a_tenth_less": Line(
         "rms", "correct|rejected", forms="cpu", timing=r"([\d.]+) us by the kernel's"
