@@ -1,5 +1,5 @@
 """Eager's own code, but all cores burn while it is not being called: the baseline beside it is slow.
-Defence: a candidate is stopped while another arm is timed, and its CPU time is watched.
+Defence: its whole process group is stopped while another arm is timed; and the judge's own clock.
 """
 
 import torch
