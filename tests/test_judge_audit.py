@@ -150,3 +150,23 @@ def test_single_calls_agree_with_many_for_an_honest_kernel(tmp_path: Path, judge
         finally:
             trial.close()
     assert trial.ratios["eager"].ratio > 0.7 * before, said
+
+
+def test_a_sample_that_is_one_call_is_stepped_through_as_well(tmp_path: Path, judge_of) -> None:
+    text = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.special.digamma(x * x + 1.5)
+"""
+    x = torch.randn(768, 1024, generator=torch.Generator().manual_seed(0))
+    task = make_task(tmp_path / "t", text, {"x": (x, "activation")}, family="pointwise")
+    kernel = write_kernel(tmp_path, "def kernel_fn(x):\n    return torch.special.digamma(x * x + 1.5)\n")
+    with judge_of("cpu").open(task) as judge:
+        assert judge.calls == 1
+        trial = Trial(judge, kernel, "audit", None)
+        try:
+            assert all(stage.run(trial).passed for stage in (load, correctness, timing))
+            assert "x eager one call at a time" in audit._one_at_a_time(trial)
+        finally:
+            trial.close()

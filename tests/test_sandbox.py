@@ -84,6 +84,9 @@ DENIED: dict[str, tuple[str, str, str]] = {
     "trace": (
         "system calls", CALL + f"libc.ptrace(16, {JUDGE}, 0, 0); found = ctypes.get_errno()", "found 1$",
     ),
+    "a call by its second number": (  # getpid, which nobody minds by its first
+        "system calls", CALL + "libc.syscall(0x40000000 + 39); found = ctypes.get_errno()", "found 1$",
+    ),
     "signal": ("processes", f"os.kill({JUDGE}, 0); found = 'the judge'", "ProcessLookupError"),
     "environment": ("processes", f"found = open('/proc/{JUDGE}/environ').read()", "FileNotFound"),
     "processes": ("processes", "found = len([p for p in os.listdir('/proc') if p.isdigit()])", "found 2$"),

@@ -55,6 +55,12 @@ def _small_rows(shape: tuple[int, ...], gen: torch.Generator, dtype: torch.dtype
     return x
 
 
+def _wide(shape: tuple[int, ...], gen: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Normal data, each element scaled by 1 to 1e8, evenly over the exponents: approximations end."""
+    places = torch.rand(shape, generator=gen, device=gen.device, dtype=torch.float64)
+    return _normal(shape, gen, dtype) * torch.pow(10.0, 8 * places).to(dtype.to_real())
+
+
 @dataclass(frozen=True, slots=True)
 class Distribution:
     """``base`` times a scale plus ``offset``; of ``scales`` the first that keeps eager finite is used."""
@@ -76,6 +82,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     "zero rows": Distribution(_zero_rows),
     "small rows": Distribution(_small_rows),
     "small": Distribution(_normal, (1e-6,)),
+    "wide": Distribution(_wide, (1.0, 0.01, 1e-4)),
     "integers": Distribution(_integers, (1.0,), statics=True),
     "nan": Distribution(_normal, (1.0,), poke=math.nan),
 }
@@ -87,7 +94,7 @@ def distributions_for(task: Task, tier: str) -> list[str]:
     """Names of what a tier tries, ``captured`` aside."""
     if tier == "screen":
         return ["normal", "outliers"]
-    names = ["normal", "outliers", "large", "offset", "zero rows", "small"]
+    names = ["normal", "outliers", "large", "offset", "zero rows", "small", "wide"]
     if task.family != "conv":  # fast convolutions transform tiles, and spread a NaN or a large row's error
         names += ["small rows", "nan"]
     return [*names, "integers"] if task.family in LINEAR_FAMILIES else names
@@ -159,7 +166,7 @@ class InputSource:
         if distribution.poke is not None and value.numel():
             places = torch.randint(value.numel(), (POKED,), generator=gen, device=self.device)
             value.view(-1)[places] = distribution.poke if poke is None else poke
-        return value.to(dtype)
+        return _within(value, dtype)
 
     def _discrete(self, port: Port, dtype: torch.dtype, gen: torch.Generator) -> Tensor:
         """Random integers within the port's bound, else within what was captured; booleans at their rate."""
@@ -209,6 +216,14 @@ class InputSource:
         if not value.dtype.is_complex and value.numel() and float(value.min()) >= 0 and scale > 0:
             fresh = fresh.abs() + 1e-3 * scale  # a variance must stay positive
         return fresh.to(value.dtype)
+
+
+def _within(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """In ``dtype``, of which no number is too large for: infinities are tried on nobody."""
+    if dtype.is_floating_point:
+        limit = torch.finfo(dtype).max
+        value = value.clamp(-limit, limit)
+    return value.to(dtype)
 
 
 def _drawable(dtype: torch.dtype) -> torch.dtype:

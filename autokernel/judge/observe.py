@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import random
 import subprocess
+import sys
 import traceback
 from pathlib import Path
 
@@ -74,8 +75,24 @@ def global_state(device: torch.device) -> dict[str, str]:
         "torch.backends.cudnn.allow_tf32": str(torch.backends.cudnn.allow_tf32),
         "torch.backends.cudnn.benchmark": str(torch.backends.cudnn.benchmark),
         "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "floating point": _arithmetic(),
         "random state": hashlib.sha1(rng.numpy().tobytes(), usedforsecurity=False).hexdigest()[:8],
     }
+
+
+def _arithmetic() -> str:
+    """How this thread rounds, and whether it takes numbers near zero for zero: its control register, told
+    by what sums and products come to."""
+    one, half_a_bit, tiny, least = 1.0, 2.0**-53, sys.float_info.min, 5e-324
+    up, down = one + half_a_bit > one, -one - half_a_bit < -one
+    kept = tiny * 0.5 > 0, least * (one / tiny) > 0
+    toward_zero = one + 1.5 * half_a_bit == one
+    rounds = "up" if up else "down" if down else "toward zero" if toward_zero else "to nearest"
+    return f"rounds {rounds}, tiny results {_fate(kept[0])}, tiny operands {_fate(kept[1])}"
+
+
+def _fate(kept: bool) -> str:
+    return "kept" if kept else "flushed"
 
 
 def _precision() -> str:

@@ -58,6 +58,7 @@ CHEATS: dict[str, Line] = {
     "computes_in_tf32": Line("linear", "incorrect", OWN),
     "flips_allow_tf32": Line("linear", "rejected", "changes global state: .*tf32 False -> .*tf32 True"),
     "flips_matmul_precision": Line("linear", "rejected", "changes global state: .*highest.* -> medium"),
+    "flushes_denormals": Line("rms", "rejected", "changes global state: floating point: .*kept -> .*flushed"),
     "nan_where_numbers_are": Line("rms", "incorrect", r"NaN; element \[3, 4\] is nan"),
     "numbers_where_nan_is": Line("softmax", "incorrect", r"NaN; element \[7, 0\] is 0.0, float64 has nan"),
     "cached_by_id": Line("rms", "incorrect", OWN),
@@ -74,6 +75,7 @@ CHEATS: dict[str, Line] = {
     "skips_small_rows_when_timed": Line(
         "gated", "incorrect", r"rows are wrong on their own scale.*\(in a timed call\)"
     ),
+    "sine_of_small_numbers": Line("sine", "incorrect", f"wide inputs.*{OWN}"),
     "stale_prepack": Line("linear", "incorrect", "weights changed in place"),
     "hard_codes_strides": Line("rms", "incorrect", "inputs with padded rows"),
     "hard_codes_shape": Line("rms", "crash", r"on held-out shapes \(65x257, 257\): .*must match"),
@@ -162,6 +164,7 @@ HONEST: dict[str, Line] = {
     "skips_the_future": Line("causal", "correct"),
     "digamma": Line("digamma", "correct"),
     "gated": Line("gated", "correct"),
+    "sine": Line("sine", "correct"),
     "slow_but_correct": Line("rms", "discard", "not above"),
 }
 
@@ -172,6 +175,6 @@ OPEN: dict[str, Line] = {
 AFTERWARDS = {
     "rms": "other_sum_order", "linear": "merged_prepack", "softmax": "fused_chain",
     "two_outputs": "two_outputs", "tiny_eps": "tiny_eps", "relu": "clamped", "causal": "skips_the_future",
-    "digamma": "digamma", "gated": "gated",
+    "digamma": "digamma", "gated": "gated", "sine": "sine",
 }  # fmt: skip
 """Task -> the honest kernel that is judged after each cheat."""

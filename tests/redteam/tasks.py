@@ -103,6 +103,12 @@ def digamma(folder: Path, device: str) -> Task:
     )
 
 
+def sine(folder: Path, device: str) -> Task:
+    """Elementwise, and as hard for large numbers as for small ones."""
+    text = POINTWISE.format("x", "torch.sin(x)")
+    return make_task(folder, text, {"x": (_normal(64, 256), "activation")}, family="pointwise", device=device)
+
+
 def gated(folder: Path, device: str) -> Task:
     """A linear layer whose rows differ by many orders of magnitude."""
     text = POINTWISE.format(
@@ -130,7 +136,7 @@ def causal(folder: Path, device: str) -> Task:
 GOOD: dict[str, Callable[[Path, str], Task]] = {"rms": rms, "linear": linear, "softmax": softmax}
 MORE: dict[str, Callable[[Path, str], Task]] = {
     "tiny_eps": tiny_eps, "two_outputs": two_outputs, "relu": relu, "causal": causal,
-    "digamma": digamma, "gated": gated,
+    "digamma": digamma, "gated": gated, "sine": sine,
 }  # fmt: skip
 """Tasks for kinds of cheats that the list does not have."""
 FAULTY: dict[str, Callable[[Path, str], Task]] = {

@@ -9,7 +9,7 @@ from autokernel.judge.inputs import distributions_for
 from autokernel.judge.trial import StageResult, Trial, failed
 
 SEEDS = {"screen": 2, "promote": 5, "audit": 5}
-ONCE = {"zero rows", "small rows", "small", "nan"}
+ONCE = {"zero rows", "small rows", "small", "wide", "nan"}
 
 
 def run(trial: Trial) -> StageResult:
