@@ -141,6 +141,7 @@ class Worker:
         self.handed: dict[int, list[Handed]] = {}  # outputs of a subject's latest sample, once handed over
         self.copies: dict[int, Copies] = {}
         self.single: dict[int, dict[int, Timer]] = {}  # subject -> slot -> a timer of one call on it
+        self.single_copies: dict[int, dict[int, Copies]] = {}
         self.arenas: list[MappedArena] = []  # kept for good
         self.inputs: list[list[Tensor]] = []
         self.input_arena: MappedArena | None = None
@@ -192,6 +193,7 @@ class Worker:
         if "outputs" in args:
             self.output_arena, self.outputs = self._map(args["outputs"])
             self.copies.clear()
+            self.single_copies.clear()
         return Reply()
 
     def _map(self, told: dict[str, Any]) -> tuple[MappedArena, list[list[Tensor]]]:
@@ -250,7 +252,7 @@ class Worker:
         return Reply()
 
     def _forget_timer(self, subject: int) -> None:
-        for kept in (self.timers, self.handed, self.copies, self.single):
+        for kept in (self.timers, self.handed, self.copies, self.single, self.single_copies):
             kept.pop(subject, None)
 
     def prepare(self, args: dict[str, Any]) -> Reply:
@@ -299,14 +301,14 @@ class Worker:
             )
             for slot in slots
         }
-        self.single[number] = made
+        self.single[number], self.single_copies[number] = made, {}
         first = made[slots[0]]
         return Reply(text=first.note, doubles=[1.0, first.estimate_s, float(first.mode == "graph")])
 
     def steps(self, args: dict[str, Any]) -> Reply:
         """One call on each slot, when the judge says so; its output is in the output arena when we say so."""
         number, (command_fd, reply_fd) = args["subject"], self.channel
-        timers, strict = self.single[number], self.subjects[number].strict
+        timers = self.single[number]
         seconds, handed = list[float](), list[Handed]()
         self.handed.pop(number, None)
         for slot in args["slots"]:
@@ -315,13 +317,22 @@ class Worker:
                 if self.input_arena is not None:
                     self.input_arena.pull()
                 seconds.append(timers[slot].sample(0))
-                handed += self._copy_out({slot: subjects.tensors_of(timers[slot].outputs[0], strict=strict)})
+                handed += self._hand_over_step(number, slot)
             except BaseException:
                 write_all(reply_fd, GIVEN_UP)
                 raise
             write_all(reply_fd, DONE)
         self.handed[number] = handed
         return Reply(doubles=seconds)
+
+    def _hand_over_step(self, number: int, slot: int) -> list[Handed]:
+        kept, timer = self.single_copies.setdefault(number, {}), self.single[number][slot]
+        if slot in kept:
+            kept[slot].graph.replay()
+            self._finish_copies()
+            return kept[slot].handed
+        results = {slot: subjects.tensors_of(timer.outputs[0], strict=self.subjects[number].strict)}
+        return self._copy_out(results, (kept, slot) if timer.mode == "graph" else None)
 
     def collect(self, args: dict[str, Any]) -> Reply:
         """Report on the results of the latest sample, and hand them over unless that has been done."""
@@ -342,36 +353,42 @@ class Worker:
 
     def _hand_over(self, subject: int) -> None:
         if subject in self.copies:
-            self.handed[subject], graph = self.copies[subject]
-            graph.replay()
+            self.handed[subject] = self.copies[subject].handed
+            self.copies[subject].graph.replay()
             return self._finish_copies()
         timer, slots = self.timers[subject]
         strict = self.subjects[subject].strict
         results = {slots[i]: subjects.tensors_of(r, strict=strict) for i, r in timer.outputs.items()}
-        self.handed[subject] = self._copy_out(results, capture=subject if timer.mode == "graph" else None)
+        keep = (self.copies, subject) if timer.mode == "graph" else None
+        self.handed[subject] = self._copy_out(results, keep)
 
-    def _copy_out(self, results: dict[int, list[Tensor]], capture: int | None = None) -> list[Handed]:
+    def _copy_out(
+        self, results: dict[int, list[Tensor]], keep: tuple[dict[int, Copies], int] | None = None
+    ) -> list[Handed]:
         """Copy what fits to the output arena, in as few launches as there can be.
 
-        ``capture``: the subject whose outputs stay where they are. Their next copies are one launch, so that
-        what the judge's clock sees beside the sample is short, and alike in every process.
+        ``keep``: where the next copies of outputs that stay in their place are kept, and under which number.
+        They are one launch, so that what the judge's clock sees beside the sample is short, and alike in
+        every process.
         """
         handed, sources, places = hand_over.plan(results, self.outputs, in_pieces=self.device.type == "cuda")
         if places:
             torch._foreach_copy_(places, sources)  # pyright: ignore[reportPrivateImportUsage]
-            if capture is not None:
-                self._capture_copies(capture, handed, places, sources)
+            if keep is not None and (graph := self._captured(places, sources)):
+                kept, number = keep
+                kept[number] = Copies(handed, graph)
         self._finish_copies()
         return handed
 
-    def _capture_copies(
-        self, subject: int, handed: list[Handed], places: list[Tensor], sources: list[Tensor]
-    ) -> None:
+    def _captured(self, places: list[Tensor], sources: list[Tensor]) -> torch.cuda.CUDAGraph | None:
+        """The copies as a CUDA graph; None if there can't be one, and they are launched one by one."""
         graph = torch.cuda.CUDAGraph()
-        with contextlib.suppress(RuntimeError):  # then they are launched one by one
+        try:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 torch._foreach_copy_(places, sources)  # pyright: ignore[reportPrivateImportUsage]
-            self.copies[subject] = Copies(handed, graph)
+        except RuntimeError:
+            return None
+        return graph
 
     def _finish_copies(self) -> None:
         self._synchronize()
