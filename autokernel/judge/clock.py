@@ -40,6 +40,8 @@ WARMUP_CALLS, LONG_S = 3, 0.05
 CPU = torch.device("cpu")
 MAX_CALLS = 100_000
 MANY, PADS, PAD_MORE = 8, 6, 64 << 10
+STONES, STONE_MB = 8, (12, 48)
+"""Blocks that are moved about between captures; large enough that the allocator shares them with nothing."""
 
 
 def l2_bytes(device: torch.device) -> int:
@@ -211,6 +213,8 @@ class GraphTimer(_DeviceTimer):
                 warm = fn(*args)
         torch.cuda.current_stream(device).wait_stream(side)
         torch.cuda.synchronize(device)
+        if len(targets) >= MANY:
+            _move_on(device)
         self.graph = torch.cuda.CUDAGraph()
         results: dict[int, Any] = {}
         wander = _Wander(warm if len(targets) >= MANY else None, device)
@@ -235,11 +239,29 @@ class GraphTimer(_DeviceTimer):
 
 
 _flush: dict[torch.device, torch.Tensor] = {}
+_stones: dict[torch.device, list[torch.Tensor]] = {}
 
 
 def flush_held() -> int:
-    """Bytes that this process holds only to flush the cache between samples."""
-    return sum(buffer.numel() for buffer in _flush.values())
+    """Bytes that this process holds only to flush the cache between samples, or to move its memory about."""
+    stones = sum(stone.numel() for held in _stones.values() for stone in held)
+    return sum(buffer.numel() for buffer in _flush.values()) + stones
+
+
+def _move_on(device: torch.device) -> None:
+    """Have the next graph's memory come from elsewhere than the last one's.
+
+    What is freed is handed out again, by the allocator and by the driver, so that a subject whose graph is
+    captured anew lies where it lay, and the first subject of every process in the same place: on an H200 equal
+    graphs of seven short kernels differed by up to 2.5 % for good, the same ones every time.  So everything
+    that is free goes back to the driver, and blocks of random sizes take some of it before the next capture.
+    """
+    sizes = [random.randrange(*STONE_MB, 2) << 20 for _ in range(random.randint(1, STONES))]
+    fresh = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+    random.shuffle(fresh)
+    _stones[device] = fresh[: len(fresh) // 2 + 1]  # the others leave holes
+    del fresh
+    torch.cuda.empty_cache()
 
 
 def _flush_buffer(device: torch.device) -> torch.Tensor:
