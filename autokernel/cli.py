@@ -31,7 +31,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ModelArg = Annotated[str, typer.Argument(metavar="MODEL", help="models/gpt2.py, or package.module:callable")]
+ModelArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="models/gpt2.py, package.module:callable, hf:ORG/NAME, a Hugging Face folder, or timm:NAME",
+    ),
+]
 Run = Annotated[Path | None, typer.Option("--run", "--run-dir", metavar="DIR", help="Run folder.")]
 Device = Annotated[
     str | None, typer.Option("--device", metavar="cpu|cuda|cuda:N", help="Default: cuda if there is one.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +100,93 @@ def test_class_name_and_shape(net: Path) -> None:
     assert highest == 36  # the whole embedding is used, and nothing beyond
 
 
+SEVERAL = """
+import torch
+from torch import nn
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(37, 8)
+        self.lin = nn.Linear(16, 8)
+
+    def forward(self, ids, features):
+        return self.table(ids) + self.lin(features)[:, None]
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(37, 8)
+
+    def forward(self, x, scale):
+        return self.table(x) * scale[..., None]  # whole numbers would do, and are not meant
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x, mask, keep):
+        return torch.where(keep, self.lin(x), 0.0).masked_fill(~mask, -1.0)
+
+class Gathered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(11, 4))
+
+    def forward(self, x, which):
+        return x @ self.rows[which].mT + self.rows.index_select(0, which).sum()
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.EmbeddingBag(29, 4)
+        self.places = nn.Embedding(50, 4)
+
+    def forward(self, x, where, *, training=False):
+        return self.words(x.view(-1, 5)) + self.places(input=where)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "dtypes", "below"),
+    [
+        ("Mixed", ("3,5", "3,16"), ("int64", "float32"), (37, None)),
+        ("Scaled", ("3,5", "3,5"), ("int64", "float32"), (37, None)),
+        ("Masked", ("3,8", "3,8", "3,8"), ("float32", "bool", "bool"), (None, None, None)),
+        ("Gathered", ("2,3,4", "6"), ("float32", "int64"), (None, 11)),
+        ("Words", ("10", "2"), ("int64", "int64"), (29, 50)),
+    ],
+)
+def test_types_by_what_the_model_takes(
+    tmp_path: Path, name: str, shapes: tuple[str, ...], dtypes: tuple[str, ...], below: tuple[int | None, ...]
+) -> None:
+    path = tmp_path / "several.py"
+    path.write_text(SEVERAL)
+    loaded = load(SourceSpec(str(path), class_name=name, input_shapes=shapes))
+    assert [str(a.dtype).removeprefix("torch.") for a in loaded.args] == list(dtypes)
+    assert loaded._highs == list(below)
+    try_forward(loaded)
+    loaded(*loaded.fresh_inputs(3)[0])
+
+
+def test_number_of_shapes(tmp_path: Path) -> None:
+    path = tmp_path / "several.py"
+    path.write_text(SEVERAL)
+    for shapes in (("3,5",), ("3,5",) * 3):
+        error_of(
+            SourceSpec(str(path), class_name="Mixed", input_shapes=shapes),
+            f"{len(shapes)} --input-shape for Mixed.forward, which takes ids, features",
+        )
+
+
+def test_no_choice_of_types_works(tmp_path: Path) -> None:
+    path = tmp_path / "several.py"
+    path.write_text(SEVERAL)
+    spec = SourceSpec(str(path), class_name="Mixed", input_shapes=("3,5", "3,17"))
+    error_of(spec, "the model fails on --input-shape: RuntimeError", "(several.py line 12)")
+
+
 def test_shape_with_a_type(tmp_path: Path) -> None:
     path = tmp_path / "two.py"
     path.write_text(
@@ -186,8 +275,6 @@ def test_a_model_file_may_have_the_name_of_a_library_module(tmp_path: Path) -> N
 
 
 def test_spec_survives_json() -> None:
-    import json
-
     spec = SourceSpec("m.py", "Net", ("1,2", "3"), "float16", "w.pt", "cuda:1")
     assert SourceSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
@@ -284,6 +371,56 @@ def test_damaged_checkpoints(net: Path, tmp_path: Path) -> None:
     )
 
 
+def sharded(state: dict[str, torch.Tensor], folder: Path) -> Path:
+    """Weights in ``folder``, one file for every tensor, as transformers lays out large models."""
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    names = {name: f"model-{i:05}-of-{len(state):05}.safetensors" for i, name in enumerate(state)}
+    for name, file in names.items():
+        save_file({name: state[name].contiguous()}, folder / file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    return index
+
+
+def test_sharded_checkpoint(net: Path, tmp_path: Path) -> None:
+    plain = load(SourceSpec(str(net)))
+    index = sharded({k: torch.randn_like(v) for k, v in plain.model.state_dict().items()}, tmp_path / "w")
+    by_index, by_folder = (load(SourceSpec(str(net), checkpoint=str(p))) for p in (index, index.parent))
+    for one, other in zip(by_index.model.parameters(), by_folder.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert not torch.equal(by_index.model.lin.weight, plain.model.lin.weight)
+    assert plain.identity != by_index.identity == by_folder.identity
+    shard = index.parent / "model-00000-of-00004.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-8])
+    error_of(SourceSpec(str(net), checkpoint=str(index)), "--checkpoint", shard.name, "cut off")
+    shard.unlink()
+    error_of(SourceSpec(str(net), checkpoint=str(index)), "files that are not there: 1 absent", shard.name)
+    for text in ("{", "[]", "{}", '{"weight_map": {"a": 1}}'):
+        index.write_text(text)
+        error_of(SourceSpec(str(net), checkpoint=str(index)), "is not an index of weights")
+    index.unlink()
+    error_of(
+        SourceSpec(str(net), checkpoint=str(index.parent)), "folder without weights", "model.safetensors"
+    )
+
+
+def test_names_that_begin_like_a_wrapper_s(tmp_path: Path) -> None:
+    path = tmp_path / "wrapped.py"
+    path.write_text(
+        "import torch\nfrom torch import nn\n"
+        "class W(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.module = nn.Linear(2, 2)\n"
+        "    def forward(self, x):\n        return self.module(x)\n"
+        "def build():\n    return W()\n"
+        "def example_inputs(model):\n    return torch.ones(1, 2)\n"
+    )
+    state = {k: torch.full_like(v, 3) for k, v in load(SourceSpec(str(path))).model.state_dict().items()}
+    torch.save(state, tmp_path / "w.pt")
+    assert (load(SourceSpec(str(path), checkpoint=str(tmp_path / "w.pt"))).model.module.bias == 3).all()
+
+
 def test_weights_for_worker_processes(net: Path, tmp_path: Path) -> None:
     loaded = load(SourceSpec(str(net), dtype="float16"))
     with torch.no_grad():
@@ -333,9 +470,9 @@ def test_no_such_file(net: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "text"),
     [
-        ("hf:org/name", "build() makes it"),
-        ("timm:vit", "build() makes it"),
-        (".", "is a folder"),
+        ("hf:", "names no model"),
+        ("timm:", "names no model"),
+        ("org/name", "is hf:org/name"),
         ("w.safetensors", "--checkpoint w.safetensors"),
         ("a b:c", "not a model source"),
         ("no_such_package_xyz:f", "can't be imported"),
@@ -411,6 +548,60 @@ def test_data_on_the_meta_device(tmp_path: Path) -> None:
     path = tmp_path / "m.py"
     path.write_text("from torch import nn\ndef build():\n    return nn.Linear(2, 2, device='meta')\n")
     error_of(SourceSpec(str(path)), "2 parameters or buffers have no data", "first weight")
+
+
+def test_model_that_does_not_fit(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def to(self: torch.nn.Module, *args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(torch.nn.Module, "to", to)
+    error_of(SourceSpec(str(net)), "does not fit on cpu", "its weights need 0.00 GiB", "--dtype", "--device")
+
+
+GPU_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 8 GiB of which 1.25 GiB is free."
+HOST_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 3221225472 bytes."
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (torch.OutOfMemoryError(GPU_MEMORY), "(2.00 GiB more were needed, 1.25 GiB are free)"),
+        (RuntimeError(HOST_MEMORY), "(3.00 GiB more were needed)"),
+        (MemoryError(), "out of memory: lower"),
+    ],
+)
+def test_inputs_that_are_too_large(net: Path, error: Exception, text: str) -> None:
+    loaded = load(SourceSpec(str(net)))
+
+    def forward(tokens: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    loaded.model.forward = forward
+    with pytest.raises(UsageError) as caught:
+        try_forward(loaded)
+    assert text in str(caught.value) and "--input-shape" in str(caught.value)
+
+
+def test_number_type_that_the_device_lacks(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autokernel.capture import source
+
+    loaded = load(SourceSpec(str(net)))
+
+    def forward(tokens: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("\"some_op\" not implemented for 'Half'")
+
+    loaded.model.forward = forward
+    with pytest.raises(UsageError, match="no such operation in float16: try --dtype float32"):
+        try_forward(loaded)
+    monkeypatch.setattr(torch.cuda, "device", lambda where: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda where: "Old GPU")
+    with pytest.raises(UsageError, match="Old GPU has no bfloat16: use --dtype float16"):
+        source._move(torch.nn.Linear(2, 2).bfloat16(), torch.device("cuda", 0), loaded._source)
+
+
+def test_number_types_are_known(net: Path) -> None:
+    error_of(SourceSpec(str(net), dtype="float8"), "--dtype 'float8'")
 
 
 @pytest.mark.parametrize("text", ["", "1,,2", "a,b", "-1,2", "0,3", "1,2:int7", "1.5", "1,2:"])

@@ -1,8 +1,9 @@
-"""Laying a file of weights over a model.  Only plain tensors are read; nothing in a file is executed."""
+"""Reading files of weights, and laying them over a model.  Nothing in a file is executed."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import pickle
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,37 +16,80 @@ if TYPE_CHECKING:
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")
 _PREFIXES = ("_orig_mod.", "module.")  # what torch.compile and DistributedDataParallel put before every name
+NAMES = ("model.safetensors", "pytorch_model.bin")  # what transformers calls them, whole or as an index
 _SAMPLE = 1 << 20
 
 
-def read(path: Path) -> dict[str, Tensor]:
-    """Name -> tensor on the CPU.  Raises `UsageError` when the file is absent or not plain weights."""
+def find(folder: Path) -> Path | None:
+    """The file of weights in ``folder``, or the index of several; None when it has neither."""
+    names = (name + end for name in NAMES for end in ("", ".index.json"))
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def files(path: Path, label: str) -> list[Path]:
+    """The files that ``path`` stands for: itself, those that an index names, or those of a folder.
+
+    Raises `UsageError`, which begins with ``label``, when one of them is not there.
+    """
+    if path.is_dir():
+        found = find(path)
+        if found is None:
+            wanted = " or ".join([*NAMES, *(f"{name}.index.json" for name in NAMES)])
+            raise UsageError(f"{label} is a folder without weights: it has no {wanted}")
+        path = found
+    if not path.is_file():
+        raise UsageError(f"{label}: no such file")
+    if path.suffix != ".json":
+        return [path]
+    try:
+        names = json.loads(path.read_bytes())["weight_map"].values()
+        shards = [path.parent / name for name in dict.fromkeys(names)]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{label}: {path.name} is not an index of weights (JSON with a weight_map)"
+        ) from error
+    absent = [shard.name for shard in shards if not shard.is_file()]
+    if absent:
+        raise UsageError(f"{label}: {path.name} names files that are not there: {_list('absent', absent)}")
+    return shards
+
+
+def read(path: Path, label: str | None = None) -> dict[str, Tensor]:
+    """Name -> tensor on the CPU, of all files that ``path`` stands for.
+
+    Raises `UsageError`, which begins with ``label``, when one is absent or holds not plain weights.
+    """
+    label = label or f"--checkpoint {path}"
+    state: dict[str, Tensor] = {}
+    for file in files(path, label):
+        state |= _read_file(file, label if file == path else f"{label}: {file.name}")
+    return state
+
+
+def _read_file(path: Path, label: str) -> dict[str, Tensor]:
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    if not path.is_file():
-        what = "is a folder, not a file of weights" if path.is_dir() else "no such file"
-        raise UsageError(f"--checkpoint {path}: {what}")
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
         except (SafetensorError, OSError) as error:
-            raise UsageError(f"--checkpoint {path} is not a readable safetensors file: {error}") from error
+            raise UsageError(f"{label} is damaged or cut off, not a safetensors file: {error}") from error
     try:
         value = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UsageError(
-            f"--checkpoint {path} is not a file of plain weights, and loading it could run code in it: "
+            f"{label} is not a file of plain weights, and loading it could run code in it: "
             "save model.state_dict() with torch.save or safetensors"
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"--checkpoint {path} can't be read as weights: {reason}") from error
-    return _strip(_unwrap(path, value))
+        raise UsageError(f"{label} can't be read as weights: {reason}") from error
+    return _unwrap(label, value)
 
 
-def _unwrap(path: Path, value: Any) -> dict[str, Tensor]:
+def _unwrap(label: str, value: Any) -> dict[str, Tensor]:
     import torch
 
     for key in _WRAPPERS:
@@ -53,19 +97,17 @@ def _unwrap(path: Path, value: Any) -> dict[str, Tensor]:
             value = value[key]
             break
     if not isinstance(value, dict):
-        raise UsageError(
-            f"--checkpoint {path} holds a {type(value).__name__}, not a dict of names and tensors"
-        )
+        raise UsageError(f"{label} holds a {type(value).__name__}, not a dict of names and tensors")
     odd = [str(k) for k, v in value.items() if not (isinstance(k, str) and isinstance(v, torch.Tensor))]
     if odd or not value:
         found = f"{len(odd)} entries that are not tensors, first {odd[0]}" if odd else "no tensors"
-        raise UsageError(f"--checkpoint {path} has {found}: save model.state_dict() by itself")
+        raise UsageError(f"{label} has {found}: save model.state_dict() by itself")
     return value
 
 
-def _strip(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _strip(state: dict[str, Tensor], own: Iterable[str]) -> dict[str, Tensor]:
     for prefix in _PREFIXES:
-        if state and all(name.startswith(prefix) for name in state):
+        if state and all(name.startswith(prefix) and name not in own for name in state):
             state = {name[len(prefix) :]: tensor for name, tensor in state.items()}
     return state
 
@@ -79,25 +121,18 @@ def lay_over(model: nn.Module, checkpoint: str) -> None:
     import torch
 
     path = Path(checkpoint)
-    state = read(path)
     own = model.state_dict(keep_vars=True)
     own = {name: tensor for name, tensor in own.items() if isinstance(tensor, torch.Tensor)}
+    state = _strip(read(path), own)
     present = {_memory(own[name]) for name in state if name in own}
     missing = [n for n, t in own.items() if n not in state and (t.numel() == 0 or _memory(t) not in present)]
     unexpected = [name for name in state if name not in own]
     misshaped = [n for n in own if n in state and own[n].shape != state[n].shape]
-    faults = []
-    if missing:
-        faults.append(_list("missing", missing))
-    if unexpected:
-        faults.append(_list("unexpected", unexpected))
-    if misshaped:
-        name = misshaped[0]
-        shapes = f"{tuple(state[name].shape)} in the file, {tuple(own[name].shape)} in the model"
-        faults.append(f"{_list('of another shape', misshaped)} ({shapes})")
+    shapes = [(name, tuple(state[name].shape), tuple(own[name].shape)) for name in misshaped]
+    faults = mismatch(missing, unexpected, shapes)
     if faults:
         raise UsageError(
-            f"--checkpoint {path} does not fit the model: {'; '.join(faults)} "
+            f"--checkpoint {path} does not fit the model: {faults} "
             f"(the model has {len(own)} tensors, the file {len(state)})"
         )
     with torch.no_grad():
@@ -109,14 +144,37 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
 
 
-def _list(what: str, names: Iterable[str]) -> str:
-    names = list(names)
-    return f"{len(names)} {what}, first {names[0]}"
+def mismatch(
+    missing: Iterable[str], unexpected: Iterable[str], misshaped: Iterable[tuple[str, Any, Any]]
+) -> str:
+    """What keeps weights from fitting a model: how many, and the first few; ``""`` when nothing does.
+
+    ``misshaped`` are names with the shapes in the file and in the model.
+    """
+    kinds = [("missing", list(missing)), ("unexpected", list(unexpected))]
+    faults = [_list(kind, names) for kind, names in kinds if names]
+    shapes = list(misshaped)
+    if shapes:
+        there, here = (tuple(shape) for shape in shapes[0][1:])
+        names = _list("of another shape", [name for name, *_ in shapes])
+        faults.append(f"{names} ({there} in the file, {here} in the model)")
+    return "; ".join(faults)
+
+
+def _list(what: str, names: list[str]) -> str:
+    return f"{len(names)} {what}, first {', '.join(names[:3])}"
 
 
 def fingerprint(checkpoint: str) -> str:
-    """A hash of the file: all of it up to 64 MB, beyond that its size and 64 samples of 1 MB."""
-    path = Path(checkpoint)
+    """A hash of the weights; of several files, one of their hashes."""
+    found = files(Path(checkpoint), f"--checkpoint {checkpoint}")
+    if len(found) == 1:
+        return _file_fingerprint(found[0])
+    return hashlib.sha256("".join(_file_fingerprint(file) for file in found).encode()).hexdigest()
+
+
+def _file_fingerprint(path: Path) -> str:
+    """All of the file up to 64 MB, beyond that its size and 64 samples of 1 MB."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     whole = 64 * _SAMPLE

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ._messages import out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +18,8 @@ if TYPE_CHECKING:
 
 _INT_TYPES = ("int64", "int32", "bool")
 _FLOAT_TYPES = ("float32", "float16", "bfloat16", "float64")
+_WHOLE = re.compile(r"(^|_)(ids?|idx|index|indices|tokens?|labels)$")
+_TRIES = 32
 
 
 @dataclass(frozen=True)
@@ -49,45 +55,129 @@ def inputs_from_shapes(
 ) -> tuple[tuple[Tensor, ...], list[int | None]]:
     """Random inputs for the shapes, and per input the bound (exclusive) of whole numbers where one was found.
 
-    An input without a type is taken for token ids when the model has an embedding and the shape has one or
-    two sizes; otherwise it is floating, in the dtype of the model's weights.  The model is run once on
-    zeros to see which table each whole-number input is looked up in.
+    An input without a type gets the likeliest with which the model runs on zeros.  That run also shows which
+    table each whole-number input is looked up in.  Raises `UsageError` when the model takes another number of
+    inputs, and what the model raises when no choice of types works.
+    """
+    import torch
+
+    names = _names(model, shapes)
+    types = [_types(model, shape, name) for shape, name in zip(shapes, names, strict=True)]
+    dtypes = [options[0] for options in types]
+    highs: list[int | None] = [None] * len(shapes)
+    if len(shapes) > 1 or not dtypes[0].is_floating_point:
+
+        def run(dtypes: Sequence[torch.dtype]) -> list[int | None]:
+            zeros = [torch.zeros(s.sizes, dtype=d, device=where) for s, d in zip(shapes, dtypes, strict=True)]
+            return table_sizes(model, zeros)
+
+        dtypes, highs = _first_that_runs(types, names, run)
+    values = []
+    for shape, name, dtype, high in zip(shapes, names, dtypes, highs, strict=True):
+        # Nearly every mask says what to keep, and nothing is known of this one: keep everything.
+        mask = dtype == torch.bool or "mask" in name
+        values.append(
+            (torch.ones(shape.sizes, dtype=dtype) if mask else draw(shape.sizes, dtype, high)).to(where)
+        )
+    return tuple(values), highs
+
+
+def _names(model: nn.Module, shapes: list[Shape]) -> list[str]:
+    """The names that ``forward`` has for the inputs; ``""`` where they go into its ``*args``."""
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    except (TypeError, ValueError):
+        return [""] * len(shapes)
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p.name for p in named if p.default is p.empty]
+    several = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if len(shapes) < len(required) or (len(shapes) > len(named) and not several):
+        takes = (
+            ", ".join(p.name if p.default is p.empty else f"{p.name} (optional)" for p in named) or "nothing"
+        )
+        raise UsageError(
+            f"{len(shapes)} --input-shape for {type(model).__name__}.forward, which takes {takes}: "
+            "give one for each, in that order"
+        )
+    return [p.name for p in named[: len(shapes)]] + [""] * (len(shapes) - len(named))
+
+
+def _types(model: nn.Module, shape: Shape, name: str) -> list[torch.dtype]:
+    """What an input may be, likeliest first: what was said, else by name, size and the model's modules.
+
+    Floating inputs have the dtype of the model's weights.
     """
     import torch
     from torch import nn
 
-    embeds = any(isinstance(m, nn.Embedding) for m in model.modules())
-    floating = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    dtypes: list[torch.dtype] = []
-    for shape in shapes:
-        if shape.dtype is not None:
-            dtypes.append(getattr(torch, shape.dtype))
-        else:
-            dtypes.append(torch.int64 if embeds and len(shape.sizes) <= 2 else floating)
-    highs: list[int | None] = [None] * len(shapes)
-    if any(not d.is_floating_point and d != torch.bool for d in dtypes):
-        zeros = [torch.zeros(s.sizes, dtype=d, device=where) for s, d in zip(shapes, dtypes, strict=True)]
-        highs = embedding_sizes(model, zeros)
-    values = []
-    for shape, dtype, high in zip(shapes, dtypes, highs, strict=True):
-        values.append(_draw(shape.sizes, dtype, high).to(where))
-    return tuple(values), highs
+    if shape.dtype is not None:
+        return [getattr(torch, shape.dtype)]
+    floating = floating_dtype(model)
+    embeds = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
+    if "mask" in name:
+        return [torch.bool, floating, torch.int64]
+    if len(shape.sizes) <= 2 and (embeds or _WHOLE.search(name)):
+        return [torch.int64, floating, torch.bool]
+    return [floating, torch.int64, torch.bool]
 
 
-def _draw(sizes: tuple[int, ...], dtype: torch.dtype, high: int | None) -> Tensor:
+def floating_dtype(model: nn.Module) -> torch.dtype:
+    """The dtype of the model's first floating weights."""
     import torch
 
-    if dtype == torch.bool:
-        return torch.ones(sizes, dtype=dtype)  # nearly always a mask: keep everything
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
+def _first_that_runs(
+    types: list[list[torch.dtype]],
+    names: list[str],
+    run: Callable[[Sequence[torch.dtype]], list[int | None]],
+) -> tuple[list[torch.dtype], list[int | None]]:
+    """The likeliest types with which the model runs, and the sizes of the tables that it looks up in then."""
+
+    def attempt(dtypes: Sequence[torch.dtype]) -> list[int | None] | Exception:
+        try:
+            return run(dtypes)
+        except Exception as error:  # the model's own code may raise anything
+            if out_of_memory(error) is not None:
+                raise
+            return error
+
+    choices = itertools.product(*(range(len(options)) for options in types))
+    outcomes = []
+    for choice in sorted(choices, key=lambda c: (sum(c), max(c)))[:_TRIES]:
+        dtypes = [options[i] for options, i in zip(types, choice, strict=True)]
+        outcomes.append(attempt(dtypes))
+        if not isinstance(outcomes[-1], Exception):
+            break
+    highs = outcomes[-1]
+    if isinstance(highs, Exception):
+        assert isinstance(outcomes[0], Exception)
+        raise outcomes[0]  # what is wrong with the likeliest choice says most
+    # A model may compute with whole numbers where features are meant, so what it looks up nowhere is floating
+    # if it runs with that as well.
+    for i, (options, name) in enumerate(zip(types, names, strict=True)):
+        if len(options) > 1 and dtypes[i] == options[0] and highs[i] is None and not _WHOLE.search(name):
+            other = [*dtypes[:i], options[1], *dtypes[i + 1 :]]
+            if options[1].is_floating_point and "mask" not in name:
+                outcome = attempt(other)
+                if not isinstance(outcome, Exception):
+                    dtypes, highs = other, outcome
+    return dtypes, highs
+
+
+def draw(sizes: Sequence[int], dtype: torch.dtype, high: int | None) -> Tensor:
+    """Normal numbers, or whole ones below ``high`` (0 and 1 where no bound is known)."""
+    import torch
+
     if dtype.is_floating_point:
-        return torch.randn(sizes).to(dtype)
-    return torch.randint(0, high or 2, sizes, dtype=dtype)
+        return torch.randn(*sizes).to(dtype)
+    return torch.randint(0, high or 2, tuple(sizes), dtype=dtype)
 
 
-def embedding_sizes(model: nn.Module, values: list[Tensor]) -> list[int | None]:
+def table_sizes(model: nn.Module, values: list[Tensor]) -> list[int | None]:
     """Rows of the smallest table that each value is looked up in when the model runs on ``values``."""
     import torch
-    from torch.nn import functional as F
     from torch.overrides import TorchFunctionMode
 
     storages = [v.untyped_storage().data_ptr() for v in values]
@@ -95,19 +185,36 @@ def embedding_sizes(model: nn.Module, values: list[Tensor]) -> list[int | None]:
 
     class Watch(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
-            if func is F.embedding:
-                index = args[0] if args else kwargs["input"]
-                table = args[1] if len(args) > 1 else kwargs["weight"]
+            index, rows = _lookup(func, args, kwargs or {})
+            if index is not None and index.dtype in (torch.int64, torch.int32):
                 pointer = index.untyped_storage().data_ptr()
                 for i, storage in enumerate(storages):
                     if storage == pointer:
-                        sizes[i] = min(table.shape[0], sizes[i] or table.shape[0])
-            return func(*args, **kwargs)
+                        sizes[i] = min(rows, sizes[i] or rows)
+            return func(*args, **(kwargs or {}))
 
     with torch.no_grad(), Watch():
         model(*values)
     return sizes
+
+
+def _lookup(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, int]:
+    """The index, and how many rows there are to choose from, when ``func`` looks something up."""
+    import torch
+    from torch.nn import functional as F
+
+    def argument(position: int, name: str) -> Any:
+        return args[position] if len(args) > position else kwargs.get(name)
+
+    name = getattr(func, "__name__", "")
+    if func is F.embedding or func is F.embedding_bag:
+        return argument(0, "input"), argument(1, "weight").shape[0]
+    if name in ("index_select", "gather", "take_along_dim"):
+        table, dim, index = argument(0, "input"), argument(1, "dim"), argument(2, "index")
+        return (index, table.shape[dim]) if isinstance(dim, int) and index is not None else (None, 0)
+    if name == "__getitem__" and isinstance(args[1], torch.Tensor) and args[0].dim():
+        return args[1], args[0].shape[0]
+    return None, 0
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:

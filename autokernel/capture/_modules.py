@@ -1,4 +1,4 @@
-"""Finding and importing the Python code of a model, and saying in one line what went wrong in it."""
+"""Finding a model's source, importing Python code and building a model from it."""
 
 from __future__ import annotations
 
@@ -7,45 +7,60 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import inspect
+import re
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ._messages import Source, user_code
 
-_FORMS = "use a .py file with build() and example_inputs(model), or package.module:callable"
+if TYPE_CHECKING:
+    from torch import nn
+
+_FORMS = (
+    "use a .py file with build() and example_inputs(model), package.module:callable, "
+    "a Hugging Face folder, hf:ORG/NAME or timm:NAME"
+)
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where the model's code is.
+class Built:
+    """A model as it was built, before it goes to its device.
 
-    ``path`` is set for a file, ``module`` for an importable module; ``attribute`` is what to call in it
-    when the model was given as ``module:callable``.  ``folder`` goes on ``sys.path`` while it loads.
+    ``example(model)`` makes its example inputs, where the source knows them.  ``contents`` is what beside
+    the arguments decides which model it is, for its identity; ``cast`` says that ``--dtype`` is still to do.
     """
 
-    label: str
-    name: str
-    folder: Path
-    path: Path | None = None
-    module: str | None = None
-    attribute: str | None = None
+    model: nn.Module
+    example: Callable[[Any], Any] | None = None
+    contents: dict[str, Any] = field(default_factory=dict)
+    cast: bool = True
 
 
 def find(model: str) -> Source:
     """Which kind of source ``model`` is.  Raises `UsageError` when it is none, or not there."""
-    for prefix, what in (("hf:", "Hugging Face models"), ("timm:", "timm models")):
-        if model.startswith(prefix):
-            raise UsageError(
-                f"{model}: {what} can't be loaded by name yet: write a .py file whose build() makes it"
-            )
-    path = Path(model)
+    here = Path.cwd()
+    prefix, colon, name = model.partition(":")
+    if colon and prefix in ("hf", "timm"):
+        if not name.strip("/"):
+            raise UsageError(f"{model} names no model: say for instance hf:ORG/NAME or timm:resnet18")
+        if prefix == "timm":
+            return Source(model, _run_name(name), here, attribute=name, library="timm")
+        if not Path(name).is_dir():
+            return Source(model, _run_name(name), here, attribute=name, library="transformers")
+    path = Path(name if colon and prefix == "hf" else model)
     if path.is_dir():
-        raise UsageError(f"{model} is a folder, and folders can't be loaded yet: {_FORMS}")
+        path = path.resolve()
+        return Source(model, _run_name(path.name), here, path=path, library="transformers")
     if path.suffix in _WEIGHTS:
+        if (path.parent / "config.json").is_file():
+            raise UsageError(f"{model} holds weights: give the folder that it is in, {path.parent}")
         raise UsageError(
             f"{model} holds weights, not a model: give the model's .py file and --checkpoint {model}"
         )
@@ -62,7 +77,14 @@ def find(model: str) -> Source:
         return Source(model, attribute.split(".")[-1], Path.cwd(), module=module, attribute=attribute)
     if not colon and all(name.isidentifier() for name in module.split(".")):
         raise UsageError(f"{model}: no such file; {_FORMS}")
+    if not colon and re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        raise UsageError(f"{model}: no such folder; a model of the Hugging Face Hub is hf:{model}")
     raise UsageError(f"{model!r} is not a model source: {_FORMS}")
+
+
+def _run_name(name: str) -> str:
+    """``Qwen/Qwen3-0.6B`` -> ``qwen3-0.6b``: short, and fit for a folder's name."""
+    return re.sub(r"[^\w.-]+", "_", name.rstrip("/").rsplit("/", 1)[-1]).strip("._").lower() or "model"
 
 
 def _similar(path: Path) -> str:
@@ -84,12 +106,16 @@ _helpers: dict[str, Path] = {}
 
 
 @contextlib.contextmanager
-def on_path(folder: Path) -> Iterator[None]:
-    """Put ``folder`` first on ``sys.path`` for a while.
+def on_path(source: Source) -> Iterator[None]:
+    """Put the source's folder first on ``sys.path`` for a while.
 
     Helper modules that a *previous* model's folder brought in under a name that this folder uses too are
     dropped first: otherwise this model would silently get the other one's ``config.py``.
     """
+    if source.library is not None:
+        yield
+        return
+    folder = source.folder
     for name, home in list(_helpers.items()):
         if home != folder and ((folder / f"{name}.py").is_file() or (folder / name).is_dir()):
             for loaded in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
@@ -139,6 +165,78 @@ def import_source(source: Source) -> ModuleType:
     return _loaded[key]
 
 
+def build(source: Source, class_name: str | None, shapes: Sequence[Any]) -> Built:
+    """Build the model of a Python source.  Raises `UsageError` when there is none, or it can't be built.
+
+    The file's own example inputs count when no shapes are given.
+    """
+    module = import_source(source)
+    function, name = _builder(module, source, class_name)
+    model = _call(function, name, source)
+    example = getattr(module, "example_inputs", None)
+    return Built(model, example if callable(example) and not shapes else None)
+
+
+def _builder(module: ModuleType, source: Source, class_name: str | None) -> tuple[Callable[[], Any], str]:
+    """What to call to get the model, and its name for messages."""
+    name = class_name or source.attribute
+    if name is None:
+        function = getattr(module, "build", None)
+        if callable(function):
+            return function, "build()"
+        raise UsageError(f"{source.label} has no build() function: {_what_to_do(module, source)}")
+    target: Any = module
+    for part in name.split("."):
+        target = getattr(target, part, None)
+    if target is None:
+        raise UsageError(f"{source.label} has no {name!r}: {_what_to_do(module, source)}")
+    if not callable(target):
+        raise UsageError(f"{name!r} in {source.label} is a {type(target).__name__}, not a class or function")
+    return target, f"{name}()"
+
+
+def _what_to_do(module: ModuleType, source: Source) -> str:
+    """What is in the module, and the flag that would use it."""
+    from torch import nn
+
+    own = {k: v for k, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__}
+    classes = [k for k, v in own.items() if inspect.isclass(v) and issubclass(v, nn.Module)]
+    functions = [k for k, v in own.items() if inspect.isfunction(v) and not k.startswith("_")]
+    if source.attribute is not None:
+        return f"it has {', '.join(classes + functions)}" if classes or functions else "it defines no model"
+    if classes:
+        listed = ", ".join(classes[-6:])
+        return f"add build(), or pass --class-name with one of its modules ({listed})"
+    if functions:
+        return f"add build(), or pass --class-name with one of its functions ({', '.join(functions[-6:])})"
+    return "add build(), which returns the model; the file defines no nn.Module"
+
+
+def _call(function: Callable[[], Any], name: str, source: Source) -> nn.Module:
+    from torch import nn
+
+    required = required_parameters(function)
+    if required:
+        raise UsageError(
+            f"{name} in {source.label} needs arguments ({', '.join(required)}): "
+            "add a build() to the file that calls it with them"
+        )
+    with user_code(f"{source.label}: {name} failed", source):
+        model = function()
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{name} in {source.label} returned a {type(model).__name__}, not an nn.Module")
+    return model
+
+
+def required_parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in free]
+
+
 def local_sources(source: Source) -> list[Path]:
     """The source file and the helpers beside it that it imports, directly or through each other.
 
@@ -165,37 +263,3 @@ def local_sources(source: Source) -> list[Path]:
                     if helper.is_file() and helper not in found:
                         found.append(helper)
     return [found[0], *sorted(found[1:])]
-
-
-@contextlib.contextmanager
-def user_code(what: str, source: Source) -> Iterator[None]:
-    """Turn anything that the user's own code raises into a `UsageError`: ``what``, message and place."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except (Exception, SystemExit) as error:  # their code may raise anything
-        raise UsageError(
-            f"{what}: {type(error).__name__}: {one_line(error)}{_place(error, source)}"
-        ) from error
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:400] or "no message"
-
-
-def _place(error: BaseException, source: Source) -> str:
-    """`` (file.py line N)``: the innermost frame in the model's own folder."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f" ({Path(error.filename).name} line {error.lineno})"
-    place = ""
-    frame: TracebackType | None = error.__traceback__
-    while frame is not None:
-        file = Path(frame.tb_frame.f_code.co_filename)
-        inside = (
-            file.is_absolute() and file.is_relative_to(source.folder) and "site-packages" not in file.parts
-        )
-        if file == source.path or (inside and not file.is_relative_to(Path(__file__).parents[1])):
-            place = f" ({file.name} line {frame.tb_lineno})"
-        frame = frame.tb_next
-    return place

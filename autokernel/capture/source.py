@@ -1,11 +1,14 @@
 """Model sources: turn what the user points at into an ``nn.Module`` with example inputs.
 
-Accepted now (`SourceSpec.model`):
+Accepted (`SourceSpec.model`):
 
 - ``models/gpt2.py``: a file with ``build() -> nn.Module`` and ``example_inputs(model) -> tuple | dict``;
 - ``models/net.py`` with ``class_name`` and ``input_shapes``;
 - ``package.module:callable``, with the module's own ``example_inputs`` or with ``input_shapes``;
-- any of these with a ``checkpoint`` (.safetensors, or .pt/.pth/.bin of plain weights) laid over it.
+- ``hf:ORG/NAME`` and a local Hugging Face folder (config.json and its weights), with transformers;
+- ``timm:NAME``, with timm;
+- any of these with a ``checkpoint`` laid over it: .safetensors, .pt/.pth/.bin of plain weights, the index of
+  a sharded one, or a folder that holds one of them.
 
 `load` seeds torch before it builds, so that two processes build the same weights.  Whatever is wrong
 with the model's file or with the arguments becomes a `UsageError` of one line that says what to do.
@@ -17,19 +20,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..hardware import torch_device
 from . import _checkpoint, _modules
-from ._inputs import inputs_from_shapes, map_tensors, parse_shape, randomized_like, same_tensors
+from ._inputs import Shape, inputs_from_shapes, map_tensors, parse_shape, randomized_like, same_tensors
+from ._messages import Source, out_of_memory, user_code
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +80,7 @@ class LoadedModel:
     spec: SourceSpec
     name: str
     identity: str
-    _source: _modules.Source = field(repr=False)
+    _source: Source = field(repr=False)
     _example: Callable[..., Any] | None = field(default=None, repr=False)
     _highs: list[int | None] = field(default_factory=list, repr=False)
 
@@ -119,32 +121,47 @@ def load(spec: SourceSpec, *, weights: Path | None = None) -> LoadedModel:
     dtype = _dtype(spec.dtype)
     shapes = [parse_shape(text) for text in spec.input_shapes]
     source = _modules.find(spec.model)
-    with _seeded(BUILD_SEED), _modules.on_path(source.folder):
-        module = _modules.import_source(source)
-        build, build_name = _builder(module, source, spec)
-        model = _build(build, build_name, source)
+    with _seeded(BUILD_SEED), _modules.on_path(source):
+        built = _build(source, spec, shapes, dtype, again=weights is not None)
+        model = built.model
         if spec.checkpoint is not None:
             _checkpoint.lay_over(model, spec.checkpoint)
-        _cast(model, dtype)
+        if built.cast:
+            _cast(model, dtype)
         _move(model, where, source)
         model.eval()
         if weights is not None:
             _checkpoint.lay_over(model, str(weights))
-    example = getattr(module, "example_inputs", None)
-    loaded = LoadedModel(model, (), {}, spec, source.name, _identity(spec, source), source)
-    with _seeded(BUILD_SEED), _modules.on_path(source.folder):
-        if shapes:
-            with _modules.user_code(f"{source.label}: the model fails on --input-shape", source):
+    identity = _identity(spec, source, built.contents)
+    loaded = LoadedModel(model, (), {}, spec, source.name, identity, source, built.example)
+    with _seeded(BUILD_SEED), _modules.on_path(source):
+        if built.example is not None:
+            loaded.args, loaded.kwargs = _example_inputs(built.example, model, source, spec)
+        elif shapes:
+            with user_code(f"{source.label}: the model fails on --input-shape", source):
                 loaded.args, loaded._highs = inputs_from_shapes(model, shapes, where)
-        elif callable(example):
-            loaded._example = example
-            loaded.args, loaded.kwargs = _example_inputs(example, model, source, spec)
         else:
             raise UsageError(
                 f"{source.label} has no example_inputs(model), so the inputs are unknown: "
                 "add it, or pass --input-shape, for instance --input-shape 1,512"
             )
     return loaded
+
+
+def _build(
+    source: Source, spec: SourceSpec, shapes: list[Shape], dtype: torch.dtype | None, *, again: bool
+) -> _modules.Built:
+    """The model on the CPU.  ``again``: this process repeats what another one has just built and said."""
+    silent = again or spec.checkpoint is not None
+    if source.library == "transformers":
+        from . import _huggingface
+
+        return _huggingface.build(source, spec.class_name, shapes, dtype, offline=again, silent=silent)
+    if source.library == "timm":
+        from . import _timm
+
+        return _timm.build(source, spec.class_name, shapes, silent=silent)
+    return _modules.build(source, spec.class_name, shapes)
 
 
 def try_forward(loaded: LoadedModel) -> Any:
@@ -157,7 +174,7 @@ def try_forward(loaded: LoadedModel) -> Any:
     source = loaded._source
     with (
         torch.no_grad(),
-        _modules.user_code(f"{source.label}: the model fails on its example inputs", source),
+        user_code(f"{source.label}: the model fails on its example inputs", source),
     ):
         return loaded()
 
@@ -172,66 +189,6 @@ def _dtype(name: str | None) -> torch.dtype | None:
             f"--dtype {name!r} is unknown: use one of {', '.join(dict.fromkeys(DTYPES.values()))}"
         )
     return getattr(torch, DTYPES[name.lower()])
-
-
-def _builder(module: ModuleType, source: _modules.Source, spec: SourceSpec) -> tuple[Callable[[], Any], str]:
-    """What to call to get the model, and its name for messages."""
-    name = spec.class_name or source.attribute
-    if name is None:
-        build = getattr(module, "build", None)
-        if callable(build):
-            return build, "build()"
-        raise UsageError(f"{source.label} has no build() function: {_what_to_do(module, source)}")
-    target: Any = module
-    for part in name.split("."):
-        target = getattr(target, part, None)
-    if target is None:
-        raise UsageError(f"{source.label} has no {name!r}: {_what_to_do(module, source)}")
-    if not callable(target):
-        raise UsageError(f"{name!r} in {source.label} is a {type(target).__name__}, not a class or function")
-    return target, f"{name}()"
-
-
-def _what_to_do(module: ModuleType, source: _modules.Source) -> str:
-    """What is in the module, and the flag that would use it."""
-    from torch import nn
-
-    own = {k: v for k, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__}
-    classes = [k for k, v in own.items() if inspect.isclass(v) and issubclass(v, nn.Module)]
-    functions = [k for k, v in own.items() if inspect.isfunction(v) and not k.startswith("_")]
-    if source.attribute is not None:
-        return f"it has {', '.join(classes + functions)}" if classes or functions else "it defines no model"
-    if classes:
-        listed = ", ".join(classes[-6:])
-        return f"add build(), or pass --class-name with one of its modules ({listed})"
-    if functions:
-        return f"add build(), or pass --class-name with one of its functions ({', '.join(functions[-6:])})"
-    return "add build(), which returns the model; the file defines no nn.Module"
-
-
-def _build(build: Callable[[], Any], name: str, source: _modules.Source) -> nn.Module:
-    from torch import nn
-
-    required = _required_parameters(build)
-    if required:
-        raise UsageError(
-            f"{name} in {source.label} needs arguments ({', '.join(required)}): "
-            "add a build() to the file that calls it with them"
-        )
-    with _modules.user_code(f"{source.label}: {name} failed", source):
-        model = build()
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"{name} in {source.label} returned a {type(model).__name__}, not an nn.Module")
-    return model
-
-
-def _required_parameters(function: Callable[..., Any]) -> list[str]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in free]
 
 
 def _cast(model: nn.Module, dtype: torch.dtype | None) -> None:
@@ -249,7 +206,8 @@ def _cast(model: nn.Module, dtype: torch.dtype | None) -> None:
         model._apply(lambda t: t.to(dtype) if t.dtype in real else t)
 
 
-def _move(model: nn.Module, where: torch.device, source: _modules.Source) -> None:
+def _move(model: nn.Module, where: torch.device, source: Source) -> None:
+    """Take the model to its device.  Raises `UsageError` when it can't be there."""
     import torch
 
     tensors = [*model.named_parameters(), *model.named_buffers()]
@@ -259,19 +217,51 @@ def _move(model: nn.Module, where: torch.device, source: _modules.Source) -> Non
             f"{source.label}: {len(meta)} parameters or buffers have no data (meta device), first {meta[0]}: "
             "let build() give them values"
         )
+    if where.type == "cuda" and any(t.dtype == torch.bfloat16 for _, t in tensors):
+        _check_bfloat16(where, source)
     try:
         model.to(where)
-    except torch.OutOfMemoryError as error:
-        raise UsageError(f"{source.label} does not fit on {where}: {_modules.one_line(error)}") from error
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if out_of_memory(error) is None:
+            raise
+        needed = sum(t.numel() * t.element_size() for _, t in tensors) / 2**30
+        free = _free_memory(where)
+        raise UsageError(
+            f"{source.label} does not fit on {where}: its weights need {needed:.2f} GiB{free}: "
+            "choose a smaller --dtype, or another --device"
+        ) from error
+
+
+def _check_bfloat16(where: torch.device, source: Source) -> None:
+    """Old GPUs emulate bfloat16 in some operations and lack it in others."""
+    import torch
+
+    with torch.cuda.device(where):
+        if not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise UsageError(
+                f"{source.label}: {torch.cuda.get_device_name(where)} has no bfloat16: "
+                "use --dtype float16 or float32"
+            )
+
+
+def _free_memory(where: torch.device) -> str:
+    import torch
+
+    if where.type != "cuda":
+        return ""
+    try:
+        return f" and {torch.cuda.mem_get_info(where)[0] / 2**30:.2f} GiB are free"
+    except RuntimeError:  # the driver may have nothing to say after a failure
+        return ""
 
 
 def _example_inputs(
-    example: Callable[..., Any], model: nn.Module, source: _modules.Source, spec: SourceSpec
+    example: Callable[..., Any], model: nn.Module, source: Source, spec: SourceSpec
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Call the file's ``example_inputs``; tensors go to the device and, if asked, to the dtype."""
     import torch
 
-    with _modules.user_code(f"{source.label}: example_inputs(model) failed", source), torch.no_grad():
+    with user_code(f"{source.label}: example_inputs(model) failed", source), torch.no_grad():
         value = example(model)
     if isinstance(value, torch.Tensor):
         value = (value,)
@@ -294,14 +284,17 @@ def _example_inputs(
     return (value, {}) if isinstance(value, tuple) else ((), value)
 
 
-def _identity(spec: SourceSpec, source: _modules.Source) -> str:
+def _identity(spec: SourceSpec, source: Source, contents: dict[str, Any]) -> str:
+    """A hash of what decides the model and its inputs, without paths, device and versions of libraries."""
     digest = hashlib.sha256()
     given = {**spec.to_json(), "model": source.name, "attribute": source.attribute}
     del given["device"]
+    if source.library is not None:
+        given = {**given, "model": source.library, "attribute": None, "contents": contents}
     given["dtype"] = DTYPES[spec.dtype.lower()] if spec.dtype else None
     given["checkpoint"] = _checkpoint.fingerprint(spec.checkpoint) if spec.checkpoint else None
     digest.update(json.dumps(given, sort_keys=True).encode())
-    for path in _modules.local_sources(source):
+    for path in _modules.local_sources(source) if source.library is None else ():
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 

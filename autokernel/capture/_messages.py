@@ -1,0 +1,129 @@
+"""Where a model comes from, and what went wrong with it in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..errors import UsageError
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the model's code is.
+
+    ``path`` is set for a file, ``module`` for an importable module; ``attribute`` is what to call in it
+    when the model was given as ``module:callable``.  ``folder`` goes on ``sys.path`` while it loads.
+
+    A model of a ``library`` (transformers or timm) has its name there in ``attribute``, or its folder in
+    ``path``; nothing of it goes on ``sys.path``.
+    """
+
+    label: str
+    name: str
+    folder: Path
+    path: Path | None = None
+    module: str | None = None
+    attribute: str | None = None
+    library: str | None = None
+
+
+def library(source: Source) -> Any:
+    """Import the source's library; `UsageError` with the command that installs it when it is missing."""
+    name = source.library or ""
+    try:
+        with user_code(f"{source.label}: {name} can't be imported", source):
+            return importlib.import_module(name)
+    except UsageError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and cause.name == name:
+            extra = {"transformers": "hf"}.get(name, name)
+            raise UsageError(
+                f"{source.label} needs {name}, which is not installed: "
+                f"run `uv sync --extra {extra}` or `pip install 'autokernel[{extra}]'`"
+            ) from cause
+        raise
+
+
+def close_to(name: str, names: Iterable[str]) -> str:
+    """``: did you mean a, b or c?`` with the names closest to ``name``; ``""`` when none is near."""
+    close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+    if not close:
+        return ""
+    return f": did you mean {' or '.join([', '.join(close[:-1]), close[-1]] if close[1:] else close)}?"
+
+
+@contextlib.contextmanager
+def user_code(what: str, source: Source) -> Iterator[None]:
+    """Turn anything that the user's own code raises into a `UsageError`: ``what``, message and place."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:  # their code may raise anything
+        memory = out_of_memory(error)
+        if memory is not None:
+            raise UsageError(
+                f"{what}: out of memory{memory}: lower the sizes with --input-shape, "
+                f"choose a smaller --dtype, or another --device{_place(error, source)}"
+            ) from error
+        raise UsageError(
+            f"{what}: {type(error).__name__}: {one_line(error)}{_place(error, source)}{_other_dtype(error)}"
+        ) from error
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """`` (what it asked for, what was free)`` as far as the error says so; None for any other error."""
+    import torch
+
+    text = str(error)
+    host = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in text
+    if not host and not isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return None
+    asked = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", text)
+    free = re.search(r"of which ([\d.]+ \w+) is free", text)
+    if asked is None:
+        return ""
+    need = asked[1]
+    if need.endswith(" bytes"):
+        need = f"{int(need.split()[0]) / 2**30:.2f} GiB"
+    return f" ({need} more were needed{f', {free[1]} are free' if free else ''})"
+
+
+def _other_dtype(error: BaseException) -> str:
+    """What to do when the device has no kernel for the number type."""
+    found = re.search(r"not implemented for '(Half|BFloat16)'", str(error))
+    if found is None:
+        return ""
+    name = {"Half": "float16", "BFloat16": "bfloat16"}[found[1]]
+    return f"; this device has no such operation in {name}: try --dtype float32"
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:400] or "no message"
+
+
+def _place(error: BaseException, source: Source) -> str:
+    """`` (file.py line N)``: the innermost frame in the model's own folder."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({Path(error.filename).name} line {error.lineno})"
+    place = ""
+    frame: TracebackType | None = error.__traceback__
+    while frame is not None:
+        file = Path(frame.tb_frame.f_code.co_filename)
+        inside = (
+            file.is_absolute() and file.is_relative_to(source.folder) and "site-packages" not in file.parts
+        )
+        if source.library is not None:
+            inside = source.library in file.parts
+        if file == source.path or (inside and not file.is_relative_to(Path(__file__).parents[1])):
+            place = f" ({file.name} line {frame.tb_lineno})"
+        frame = frame.tb_next
+    return place
