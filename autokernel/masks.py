@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .capture.graph import Graph, fake_value, op_name
+from .capture.graph import Graph
+from .capture.nodes import fake_value, op_name
 from .regions.region import Region
 from .roofline import causal_share
 

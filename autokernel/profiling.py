@@ -21,7 +21,8 @@ from torch.autograd.profiler_util import DeviceType  # pyright: ignore[reportPri
 from torch.profiler import ProfilerActivity, record_function
 
 from . import hardware, roofline, torch_flags
-from .capture.graph import Graph, op_name, storages, written_storages
+from .capture.graph import Graph
+from .capture.nodes import op_name, storages, written_storages
 from .masks import kept_scores
 from .profile_records import Leftover, Profile, RegionProfile
 from .regions.partition import Partition, partition

@@ -13,6 +13,7 @@ from autokernel.playbook.context import StrategyContext
 from autokernel.playbook.strategies import (
     STRATEGIES,
     attention_sdpa,
+    fold_batch_norm,
     linear_epilogue,
     merge_linears,
     norm_library,
@@ -283,3 +284,88 @@ def test_rope_real_is_exact(tmp_path) -> None:
     (proposal,) = proposals(rope_real, region)
     assert "complex" not in proposal.source.split("def kernel_fn")[1]
     check(region, proposal)
+
+
+class Convolutions(nn.Module):
+    """A convolution, a batch norm with statistics that matter, and what may follow."""
+
+    def __init__(
+        self, kind: str, after: str, *, groups: int = 1, bias: bool = True, affine: bool = True
+    ) -> None:
+        super().__init__()
+        make = {"conv1d": nn.Conv1d, "conv2d": nn.Conv2d, "conv_transpose2d": nn.ConvTranspose2d}[kind]
+        self.conv = make(6, 8, 3, stride=2, padding=1, groups=groups, bias=bias)
+        self.norm = (nn.BatchNorm1d if kind == "conv1d" else nn.BatchNorm2d)(8, eps=0.1, affine=affine)
+        self.after, self.gain = after, nn.Parameter(torch.randn(8, *[1] * (1 if kind == "conv1d" else 2)))
+        with torch.no_grad():
+            self.norm.running_mean.normal_()
+            self.norm.running_var.uniform_(0.3, 3)
+            if affine:
+                self.norm.weight.uniform_(-2, 2)
+                self.norm.bias.normal_()
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        y = self.norm(self.conv(x))
+        if "residual" in self.after:
+            y = y + other if "first" in self.after else other + y
+        if "scale" in self.after:
+            y = y * self.gain
+        return torch.relu(y) if "relu" in self.after else y
+
+
+@pytest.mark.parametrize(
+    ("kind", "after", "options", "fires"),
+    [
+        ("conv2d", "relu", {}, ["fold-batch-norm", "conv-epilogue,onednn"]),
+        ("conv2d", "residual first relu", {}, ["fold-batch-norm", "conv-epilogue,onednn"]),
+        ("conv2d", "residual relu", {"groups": 2}, ["fold-batch-norm", "conv-epilogue,onednn"]),
+        ("conv2d", "residual", {"bias": False}, ["fold-batch-norm", "conv-epilogue,onednn"]),
+        ("conv2d", "", {"affine": False}, ["fold-batch-norm"]),
+        ("conv2d", "scale relu", {}, ["fold-batch-norm"]),
+        ("conv1d", "relu", {"bias": False, "groups": 2}, ["fold-batch-norm"]),
+        ("conv_transpose2d", "relu", {}, ["fold-batch-norm"]),
+        ("conv_transpose2d", "relu", {"groups": 2}, []),
+    ],
+)
+def test_a_batch_norm_is_folded(kind: str, after: str, options: dict, fires: list[str]) -> None:
+    torch.manual_seed(1)
+    model = Convolutions(kind, after, **options).eval()
+    x = torch.randn(2, 6, *[9] * (1 if kind == "conv1d" else 2))
+    other = torch.randn_like(model.conv(x))
+    (region,) = [r for r in regions_of(model, x, other) if r.family == "conv"]
+    found = proposals(fold_batch_norm, region)
+    assert [p.strategy for p in found] == fires
+    for proposal in found:
+        if "onednn" in proposal.strategy:
+            narrow(region, proposal)
+        else:
+            check(region, proposal)
+
+
+def narrow(region: Region, proposal: Proposal) -> None:
+    """As `check`, in float32: oneDNN has no other width that would show a mistake."""
+    space: dict = {}
+    exec(compile(proposal.source, "kernel.py", "exec"), space)
+    inputs = [torch.randn(p.shape) for p in region.ports()[0] if p.role == "activation"]
+    statics = [v.detach() for v in region.static_values()]
+    with torch.no_grad():
+        want = region.subgraph()(*inputs, *statics)
+        got = space["kernel_fn"](*inputs, *space["prepack"](*statics))
+    assert got.stride() == want.stride()
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_batch_norm_that_trains_is_not_folded() -> None:
+    model = Convolutions("conv2d", "relu")
+    with torch.no_grad():
+        regions = [r for g in capture(model.train(), [torch.randn(2, 6, 9, 9), torch.randn(2, 8, 5, 5)])
+                   for r in partition(g).regions]  # fmt: skip
+    assert not any("batch_norm" in str(n.target) for r in regions for n in r.nodes)
+
+
+def test_cudnn_takes_relu_and_a_residual() -> None:
+    model = Convolutions("conv2d", "residual first relu").eval()
+    x = torch.randn(2, 6, 9, 9)
+    (region,) = [r for r in regions_of(model, x, torch.randn(2, 8, 5, 5)) if r.family == "conv"]
+    sources = [p.source for p in proposals(fold_batch_norm, region, "cuda")]
+    assert "torch.cudnn_convolution_add_relu(" in sources[1] and "[2, 2], [1, 1], [1, 1], 1)" in sources[1]

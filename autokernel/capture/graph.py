@@ -8,69 +8,16 @@ a fake tensor in ``meta["example_value"]``.  Extraction (`capture`) and reinsert
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from autokernel.capture.nodes import op_name, storages, written_storages
+from autokernel.capture.simplify import simplify
 from autokernel.records import Role
-
-
-def fake_value(node: fx.Node) -> Any:
-    """The fake tensor (or tuple of them) that Dynamo recorded for ``node``; None where there is none."""
-    return node.meta.get("example_value")
-
-
-def is_tensor(node: object) -> bool:
-    return isinstance(node, fx.Node) and isinstance(fake_value(node), Tensor)
-
-
-def op_name(node: fx.Node) -> str:
-    """The op's name without its home: ``torch.mul``, ``operator.mul`` and ``Tensor.mul`` are all ``mul``.
-
-    The spelling of some names differs between torch versions and between functions and operators; what
-    means the same gets the same name here, so that a fingerprint outlives an upgrade.
-    """
-    if node.op == "call_method":
-        name = str(node.target)
-    elif node.op == "call_function":
-        name = getattr(node.target, "__name__", str(node.target))
-    else:
-        return node.op
-    return _SAME_OP.get(name, name)
-
-
-_SAME_OP = {
-    "truediv": "div",
-    "true_divide": "div",
-    "__and__": "and_",
-    "__or__": "or_",
-    "__invert__": "invert",
-    "bitwise_not": "invert",
-    "logical_not": "invert_bool",
-    "invert": "invert",
-    "__eq__": "eq",
-    "__ne__": "ne",
-    "__lt__": "lt",
-    "__le__": "le",
-    "__gt__": "gt",
-    "__ge__": "ge",
-    "__add__": "add",
-    "__mul__": "mul",
-    "__sub__": "sub",
-    "__matmul__": "matmul",
-    "_softmax": "softmax",
-    "multiply": "mul",
-    "subtract": "sub",
-    "divide": "div",
-    "negative": "neg",
-    "scaled_dot_product_attention": "scaled_dot_product_attention",
-    "type": "to",
-    "swapaxes": "transpose",
-    "swapdims": "transpose",
-}
 
 
 @dataclass(eq=False)
@@ -88,6 +35,8 @@ class Graph:
     dynamic: bool = False
 
     def __post_init__(self) -> None:
+        if not torch.is_grad_enabled():
+            simplify(self.gm)
         for node, value in zip(self.placeholders, self.example_inputs, strict=True):
             if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or (
                 isinstance(value, Tensor) and any(isinstance(s, torch.SymInt) for s in value.shape)
@@ -172,97 +121,6 @@ def _attribute(module: nn.Module, path: str) -> Any:
     for part in path.split("."):
         value = getattr(value, part)
     return value
-
-
-# --- aliasing -------------------------------------------------------------------------------------------
-
-
-def storages(node: fx.Node) -> set[int]:
-    """Identities of the storages behind a node's value (fake tensors share storage exactly as real ones)."""
-    found: set[int] = set()
-    for value in _tensors(fake_value(node)):
-        try:
-            found.add(value.untyped_storage()._cdata)
-        except (RuntimeError, NotImplementedError):  # sparse or wrapper tensors have none
-            continue
-    return found
-
-
-def _tensors(value: Any) -> Iterable[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
-def writes(node: fx.Node) -> list[fx.Node]:
-    """The argument nodes that ``node`` writes in place."""
-    if node.op not in ("call_function", "call_method"):
-        return []
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    inplace_name = (
-        name.endswith("_") and not name.endswith("__") and name not in ("and_", "or_", "not_", "is_")
-    )
-    inplace_operator = name.startswith("i") and name in _INPLACE_OPERATORS
-    if inplace_name or inplace_operator or name == "setitem" or node.kwargs.get("inplace") is True:
-        target = node.args[0] if node.args else node.kwargs.get("input")
-        return [target] if isinstance(target, fx.Node) else []
-    if _positional_inplace(node, name):
-        return [a for a in node.args[:1] if isinstance(a, fx.Node)]
-    out = node.kwargs.get("out")
-    return [out] if isinstance(out, fx.Node) else []
-
-
-_INPLACE_OPERATORS = frozenset(
-    {
-        "iadd",
-        "isub",
-        "imul",
-        "itruediv",
-        "ifloordiv",
-        "imod",
-        "ipow",
-        "iand",
-        "ior",
-        "ixor",
-        "imatmul",
-        "ilshift",
-        "irshift",
-    }
-)
-_INPLACE_POSITION = {
-    "relu": 1,
-    "silu": 1,
-    "mish": 1,
-    "hardswish": 1,
-    "relu6": 1,
-    "hardsigmoid": 1,
-    "selu": 1,
-    "celu": 2,
-    "elu": 2,
-    "leaky_relu": 2,
-    "hardtanh": 3,
-    "dropout": 3,
-    "rrelu": 4,
-    "threshold": 3,
-    "alpha_dropout": 3,
-}
-
-
-def _positional_inplace(node: fx.Node, name: str) -> bool:
-    position = _INPLACE_POSITION.get(name)
-    if position is None or node.op != "call_function":
-        return False
-    return len(node.args) > position and node.args[position] is True
-
-
-def written_storages(nodes: Iterable[fx.Node]) -> set[int]:
-    found: set[int] = set()
-    for node in nodes:
-        for target in writes(node):
-            found |= storages(target)
-    return found
 
 
 # --- capture --------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, fx
 from torch._dynamo.backends import registry
 
-from autokernel.capture.graph import Graph, storages, written_storages
+from autokernel.capture.graph import Graph
+from autokernel.capture.nodes import storages, written_storages
 from autokernel.integrate.artifact import Artifact, open_artifact
 from autokernel.integrate.executors import EXECUTORS, UNCAPTURED, fixed_sizes
 from autokernel.integrate.rewrite import Pack, rewrite

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
-from autokernel.capture.graph import op_name
+from autokernel.capture.nodes import op_name
 from autokernel.playbook.context import StrategyContext, dtype_of, shape_of
 from autokernel.regions import ops
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from autokernel.capture.graph import fake_value, op_name
+from autokernel.capture.nodes import fake_value, op_name
 from autokernel.records import Task
 from autokernel.regions.code import variable_names
 

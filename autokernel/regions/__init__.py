@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from autokernel.regions import (
     attention,
+    conv,
     cross_entropy,
     embedding,
     gated_mlp,
@@ -27,6 +28,7 @@ FAMILIES = {
     "gated_mlp": gated_mlp,
     "sibling_linears": sibling_linears,
     "linear": linear,
+    "conv": conv,
     "cross_entropy": cross_entropy,
     "softmax": softmax,
     "embedding": embedding,

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from autokernel.capture.graph import Graph, op_name
+from autokernel.capture.graph import Graph
+from autokernel.capture.nodes import op_name
 from autokernel.regions import ops
 from autokernel.regions.match import Free, Match
 

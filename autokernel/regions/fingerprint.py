@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from autokernel.capture.graph import op_name
+from autokernel.capture.nodes import op_name
 
 SCHEME = "1"  # part of every digest: a change of scheme makes old fingerprints miss, never lie
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor, fx
 
-from autokernel.capture.graph import fake_value, op_name
+from autokernel.capture.nodes import fake_value, op_name
 
 CASTS = frozenset({"float", "half", "bfloat16", "double", "to", "type_as"})
 MOVEMENT = frozenset(

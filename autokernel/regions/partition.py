@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from autokernel.capture.graph import Graph, storages, written_storages
+from autokernel.capture.graph import Graph
+from autokernel.capture.nodes import inside_transform, storages, written_storages
 from autokernel.regions import FAMILIES
 from autokernel.regions.match import Match
 from autokernel.regions.ops import topological
@@ -44,6 +45,7 @@ def partition(graph: Graph) -> Partition:
     static = graph.static_nodes()
     written = written_storages(nodes)
     blocked = {n for n in nodes if storages(n) & written} if written else set()
+    blocked |= {n for n in compute if inside_transform(n)}
     owner: dict[fx.Node, int] = {}
     accepted: dict[int, Region] = {}
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from autokernel.capture.graph import Graph, op_name
+from autokernel.capture.graph import Graph
+from autokernel.capture.nodes import op_name
 from autokernel.regions import ops
 from autokernel.regions.match import Free, Match
 
@@ -22,6 +23,7 @@ def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
             and op_name(node) in _CHAIN
         )
 
+    behind = _ancestors(graph.nodes)
     group_of: dict[fx.Node, set[fx.Node]] = {}
     for node in graph.nodes:
         if not allowed(node):
@@ -29,7 +31,7 @@ def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
         mine: set[fx.Node] = {node}
         for arg in node.all_input_nodes:
             theirs = group_of.get(arg)
-            if theirs is not None and theirs is not mine:
+            if theirs is not None and theirs is not mine and _convex(mine | theirs, behind):
                 mine |= theirs
         for member in mine:
             group_of[member] = mine
@@ -42,3 +44,21 @@ def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
         if work:
             reduces = any(op_name(n) in ops.REDUCTIONS for n in work)
             yield Match("reduction" if reduces else "pointwise", group)
+
+
+def _ancestors(nodes: list[fx.Node]) -> dict[fx.Node, int]:
+    """Node -> the nodes that it needs, itself included, as bits by position."""
+    behind: dict[fx.Node, int] = {}
+    for i, node in enumerate(nodes):
+        behind[node] = 1 << i
+        for arg in node.all_input_nodes:
+            behind[node] |= behind[arg]
+    return behind
+
+
+def _convex(group: set[fx.Node], behind: dict[fx.Node, int]) -> bool:
+    """Whether no path leaves the group and comes back, as a residual's may: then it could not be one step."""
+    bits = 0
+    for node in group:
+        bits |= behind[node] & -(1 << (behind[node].bit_length() - 1))
+    return not any(behind[arg] & bits for node in group for arg in node.all_input_nodes if arg not in group)

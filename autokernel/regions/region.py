@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from autokernel.capture.graph import Graph, fake_value, is_tensor
+from autokernel.capture.graph import Graph
+from autokernel.capture.nodes import fake_value, is_tensor
 from autokernel.records import Family, Port, Role
 from autokernel.regions.fingerprint import fingerprint
 

@@ -9,7 +9,8 @@ from collections.abc import Hashable, Iterator
 
 from torch import fx
 
-from autokernel.capture.graph import Graph, op_name
+from autokernel.capture.graph import Graph
+from autokernel.capture.nodes import op_name
 from autokernel.regions import ops
 from autokernel.regions.match import Free, Match
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from autokernel.playbook.context import StrategyContext
 from autokernel.playbook.strategies import (
     attention_sdpa,
+    fold_batch_norm,
     generated,
     linear_epilogue,
     merge_linears,
@@ -24,6 +25,7 @@ STRATEGIES = [
     pad_features,
     rope_real,
     norm_library,
+    fold_batch_norm,
     generated,
 ]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from autokernel.capture.graph import op_name
+from autokernel.capture.nodes import op_name
 from autokernel.playbook.attention_scores import Scores, mask_kind, read_scores
 from autokernel.playbook.context import StrategyContext, dtype_of, find, shape_of
 from autokernel.playbook.emit import kernel_file

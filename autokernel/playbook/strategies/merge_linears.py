@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from torch import fx
 
-from autokernel.capture.graph import fake_value
+from autokernel.capture.nodes import fake_value
 from autokernel.playbook.context import StrategyContext, find, shape_of
 from autokernel.playbook.emit import kernel_file
 from autokernel.proposers.proposal import Proposal

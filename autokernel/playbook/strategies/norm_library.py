@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from autokernel.capture.graph import op_name
+from autokernel.capture.nodes import op_name
 from autokernel.playbook.context import StrategyContext, find, shape_of
 from autokernel.playbook.emit import kernel_file
 from autokernel.proposers.proposal import Proposal

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from autokernel.capture.graph import fake_value, op_name
+from autokernel.capture.nodes import fake_value, op_name
 from autokernel.playbook.context import StrategyContext, find
 from autokernel.playbook.emit import kernel_file
 from autokernel.proposers.proposal import Proposal

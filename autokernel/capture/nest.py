@@ -1,0 +1,95 @@
+"""Inputs and outputs that are more than tuples of tensors: the tensors in them, and the same with other ones.
+
+A nest is anything that tensors hang in: tuples, lists, dicts, dataclasses, and objects such as a key-value
+cache, at any depth.  A model may change such an object (a cache grows with every call), so a call gets one of
+its own: `with_tensors` makes new containers around the tensors that it is given.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+_LEAVES = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, type)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors in ``value``, in order; of one that an object holds several times, once."""
+    if _plain(value):
+        return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    return list(_walk(value, set()))
+
+
+def with_tensors(value: Any, tensors: Sequence[Tensor]) -> Any:
+    """``value`` with other tensors, as many as `tensors_of` finds, in new containers."""
+    if _plain(value):
+        leaves, structure = pytree.tree_flatten(value)
+        given = iter(tensors)
+        return pytree.tree_unflatten([next(given) if isinstance(x, Tensor) else x for x in leaves], structure)
+    old = tensors_of(value)
+    # What is in the memo counts as copied: the tensors as the new ones, and modules as themselves.
+    memo: dict[int, Any] = {id(a): b for a, b in zip(old, tensors, strict=True)}
+    memo |= {id(m): m for m in _modules(value, set())}
+    return copy.deepcopy(value, memo)
+
+
+def of_its_own(value: Any) -> Any:
+    """``value`` in new containers if it holds objects that a model could change; the tensors are the same."""
+    return value if _plain(value) else with_tensors(value, tensors_of(value))
+
+
+def _plain(value: Any) -> bool:
+    """Whether it is built of tuples, lists and dicts alone, and so looks the same to everybody."""
+    if isinstance(value, (Tensor, *_LEAVES)):
+        return True
+    if type(value) in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return all(_plain(v) for v in value)
+    return type(value) is dict and all(_plain(v) for v in value.values())
+
+
+def _children(value: Any) -> Iterator[Any]:
+    if isinstance(value, (*_LEAVES, nn.Module)) or (callable(value) and not _holds(value)):
+        return
+    if isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from value
+    if _holds(value) and not isinstance(value, Tensor):
+        yield from vars(value).values()
+    for name in getattr(type(value), "__slots__", ()):
+        if isinstance(name, str) and hasattr(value, name):
+            yield getattr(value, name)
+
+
+def _holds(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not isinstance(value, type)
+
+
+def _walk(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    if id(value) in seen:
+        return
+    if isinstance(value, Tensor):
+        seen.add(id(value))
+        yield value
+        return
+    if not isinstance(value, _LEAVES):
+        seen.add(id(value))
+    for child in _children(value):
+        yield from _walk(child, seen)
+
+
+def _modules(value: Any, seen: set[int]) -> Iterator[nn.Module]:
+    if isinstance(value, nn.Module):
+        yield value
+        return
+    if isinstance(value, (Tensor, *_LEAVES)) or id(value) in seen:
+        return
+    seen.add(id(value))
+    children = list(vars(value).values()) if _holds(value) else []
+    for child in [*children, *_children(value)]:
+        yield from _modules(child, seen)
