@@ -83,7 +83,7 @@ def main() -> None:
     lines = [
         f"{hardware.detect(args.device).name}, {platform.system()}, torch {torch.__version__}, "
         f"{datetime.date.today()}", "",
-        f"{PROCESSES} processes (p), {SUBJECTS} subjects in each (s), {CAPTURES} captures of {ROUNDS} rounds, "
+        f"{PROCESSES} processes (p), {SUBJECTS} subjects each (s), {CAPTURES} captures of {ROUNDS} rounds "
         "each; slower than the mean of all, in %", "",
     ]  # fmt: skip
     deadline, head = time.monotonic() + args.limit, False

@@ -218,20 +218,19 @@ def _lookup(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[T
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """Apply ``function`` to every tensor in nested tuples, lists, dicts and registered containers."""
-    import torch
-    from torch.utils._pytree import tree_map
+    """Apply ``function`` to every tensor in nested tuples, lists, dicts and objects."""
+    from .nest import tensors_of, with_tensors
 
-    return tree_map(lambda x: function(x) if isinstance(x, torch.Tensor) else x, value)
+    return with_tensors(value, [function(tensor) for tensor in tensors_of(value)])
 
 
 def same_tensors(a: Any, b: Any) -> bool:
     """Whether two nests hold the same tensors, bit for bit (other leaves are ignored)."""
     import torch
-    from torch.utils._pytree import tree_leaves
 
-    left = [x for x in tree_leaves(a) if isinstance(x, torch.Tensor)]
-    right = [x for x in tree_leaves(b) if isinstance(x, torch.Tensor)]
+    from .nest import tensors_of
+
+    left, right = tensors_of(a), tensors_of(b)
     return len(left) == len(right) and all(
         x.shape == y.shape and x.dtype == y.dtype and bool(torch.equal(x, y))
         for x, y in zip(left, right, strict=True)

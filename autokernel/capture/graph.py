@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from autokernel.capture.nest import of_its_own
 from autokernel.capture.nodes import op_name, storages, written_storages
 from autokernel.capture.simplify import simplify
 from autokernel.records import Role
@@ -138,9 +139,10 @@ def capture(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None
         return gm.forward
 
     torch._dynamo.reset()
+    own: tuple[tuple[Any, ...], dict[str, Any]] = of_its_own((tuple(args), kwargs or {}))
     try:
         with torch.no_grad():
-            torch.compile(model, backend=backend, dynamic=False)(*args, **(kwargs or {}))
+            torch.compile(model, backend=backend, dynamic=False)(*own[0], **own[1])
     finally:
         torch._dynamo.reset()
     return graphs

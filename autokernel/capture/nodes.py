@@ -105,6 +105,8 @@ def writes(node: fx.Node) -> list[fx.Node]:
     if inplace_name or inplace_operator or name == "setitem" or node.kwargs.get("inplace") is True:
         target = node.args[0] if node.args else node.kwargs.get("input")
         return [target] if isinstance(target, fx.Node) else []
+    if name == "batch_norm":
+        return _running_statistics(node)
     if _positional_inplace(node, name):
         return [a for a in node.args[:1] if isinstance(a, fx.Node)]
     out = node.kwargs.get("out")
@@ -152,6 +154,15 @@ def _positional_inplace(node: fx.Node, name: str) -> bool:
     if position is None or node.op != "call_function":
         return False
     return len(node.args) > position and node.args[position] is True
+
+
+def _running_statistics(node: fx.Node) -> list[fx.Node]:
+    """What a batch norm in training updates."""
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training")
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    if given.get("training", False) is False:
+        return []
+    return [a for a in (given.get("running_mean"), given.get("running_var")) if isinstance(a, fx.Node)]
 
 
 def written_storages(nodes: Iterable[fx.Node]) -> set[int]:

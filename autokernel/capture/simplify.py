@@ -68,7 +68,7 @@ def _drop_dropout(node: fx.Node) -> bool:
 
 def _out_of_place(node: fx.Node, graph: fx.Graph, order: dict[fx.Node, int]) -> bool:
     """Make ``node`` return a tensor of its own instead of writing one; False if that could be noticed."""
-    (target, *more) = writes(node)
+    target, *more = writes(node)
     form = _functional_form(node)
     if more or form is None or not is_tensor(target) or not is_tensor(node):
         return False
@@ -126,6 +126,8 @@ def _functional_form(node: fx.Node) -> Form | None:
     if node.target in _FUNCTIONAL:
         return node.op, _FUNCTIONAL[node.target], node.args, dict(node.kwargs)
     name = target_name(node)
+    if name == "batch_norm":
+        return None
     if "out" in node.kwargs or name == "setitem" or name in _DROPOUTS:
         return None
     if node.kwargs.get("inplace") is True:

@@ -91,7 +91,9 @@ class LoadedModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model on the given inputs, or on its own example inputs when there are none."""
         if not args and not kwargs:
-            args, kwargs = self.args, self.kwargs
+            from .nest import of_its_own
+
+            args, kwargs = of_its_own((self.args, self.kwargs))
         return self.model(*args, **kwargs)
 
     def fresh_inputs(self, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

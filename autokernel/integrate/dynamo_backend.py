@@ -50,7 +50,9 @@ def compile_graph(
     why_not = _why_not(graph)
     if why_not is not None:
         artifact.engagement.skipped(why_not)
-        name = "inductor" if _needs_autograd(graph) else _executor(graph, executor or artifact.executor)
+        name = _executor(graph, executor or artifact.executor)
+        if _needs_autograd(graph) and name != "plain":
+            name = "inductor"
         return EXECUTORS[name](gm, example_inputs, static_positions(graph))
     rewritten = rewrite(graph, artifact.kernels)
     artifact.engagement.add(graph, rewritten.engaged)
@@ -99,6 +101,7 @@ def _with_packs(compiled: Callable[..., Any], packs: list[Pack]) -> Callable[...
     tensors = [t for p in packs for t in p.tensors]
 
     state: list[Any] = []
+    held: list[Tensor] = []  # so that nothing else gets the memory that was packed, and its address with it
 
     def signature(args: tuple[Any, ...]) -> list[Any]:
         return [(args[i].data_ptr(), _version(args[i])) for i in watched]
@@ -114,6 +117,7 @@ def _with_packs(compiled: Callable[..., Any], packs: list[Pack]) -> Callable[...
                     pack.refresh(statics)
                 tensors[:] = [t for p in packs for t in p.tensors]
             state[:] = now
+            held[:] = [args[i].detach() for i in watched]
         return compiled(*args, *tensors)
 
     def refresh() -> None:

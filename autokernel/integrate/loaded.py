@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from autokernel.backends.packing import merge_in_place
 from autokernel.errors import UsageError
@@ -74,6 +74,14 @@ def attach(model: nn.Module, artifact: Artifact, *, say: Callable[[str], None] |
     original = getattr(model, "_orig_mod", None)
     if isinstance(original, nn.Module):
         raise UsageError("the model is already compiled; load into the original (model._orig_mod)")
+    compiled = getattr(model, "_compiled_call_impl", None)
+    if compiled is not None and not isinstance(compiled, LoadedCall):
+        raise UsageError("the model is already compiled (model.compile()); load before that, or into a copy")
+    if type(model).__call__ is not nn.Module.__call__ and not isinstance(model, fx.GraphModule):
+        raise UsageError(
+            f"{type(model).__name__} has a __call__ of its own, past which no kernel would run: "
+            "move what it does to forward()"
+        )
     merge_parameters(model, artifact)
     model._compiled_call_impl = LoadedCall(model, artifact, say=say)  # type: ignore[assignment]
     return model

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from autokernel.capture.graph import Graph
+from autokernel.capture.nodes import writes
 from autokernel.integrate.kernels import Kernel
 from autokernel.regions.partition import grouped_order, partition
 from autokernel.regions.region import Region
@@ -114,7 +115,8 @@ def rewrite(graph: Graph, kernels: Mapping[str, Kernel]) -> Rewritten:
                     env[output] = new.call_function(_getitem, (call, i))
         elif unit.op != "placeholder":
             env[unit] = new.node_copy(unit, lambda n: env[n])
-    new.eliminate_dead_code(lambda n: n.op == "output" or n.op == "placeholder" or n.is_impure())
+    # A write is no dead code, though nobody reads what it returns.
+    new.eliminate_dead_code(lambda n: n.op in ("output", "placeholder") or n.is_impure() or bool(writes(n)))
     new.lint()
 
     gm = fx.GraphModule(graph.gm, new)

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+
+from autokernel.capture import nest
 
 Call = Callable[..., Any]
 
@@ -24,15 +25,11 @@ def make_subject(args: dict[str, Any]) -> Call:
 
     loaded = load(SourceSpec.from_json(args["spec"]), weights=Path(args["weights"]))
     model = loaded.model
-    leaves, structure = pytree.tree_flatten((loaded.args, loaded.kwargs))
-    slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    given = (loaded.args, loaded.kwargs)
 
     def with_tensors(call: Call) -> Call:
         def run(*tensors: Tensor) -> Any:
-            filled = list(leaves)
-            for slot, tensor in zip(slots, tensors, strict=True):
-                filled[slot] = tensor
-            positional, keyword = pytree.tree_unflatten(filled, structure)
+            positional, keyword = nest.with_tensors(given, tensors)
             return call(*positional, **keyword)
 
         return run
@@ -44,7 +41,7 @@ def make_subject(args: dict[str, Any]) -> Call:
 
 def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The input tensors in the order in which a subject takes them."""
-    return [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    return nest.tensors_of((args, kwargs))
 
 
 def _with_kernels(model: nn.Module, folder: Path, executor: str | None) -> Call:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from autokernel.capture.graph import Graph
-from autokernel.capture.nodes import inside_transform, storages, written_storages
+from autokernel.capture.nodes import inside_transform, op_name, storages, written_storages
 from autokernel.regions import FAMILIES
 from autokernel.regions.match import Match
 from autokernel.regions.ops import topological
@@ -101,10 +101,12 @@ def grouped_order(nodes: Iterable[fx.Node], owner: dict[fx.Node, int]) -> list[f
     for node in nodes:
         units.setdefault(owner.get(node, node), []).append(node)
     position = {unit: i for i, unit in enumerate(units)}
+    first = _order_of_effects(nodes)
     waiting: dict[fx.Node | int, int] = {}
     users: dict[fx.Node | int, list[fx.Node | int]] = defaultdict(list)
     for unit, members in units.items():
-        needs = {owner.get(a, a) for m in members for a in m.all_input_nodes} - {unit}
+        before = [a for m in members for a in (*m.all_input_nodes, *first.get(m, ()))]
+        needs = {owner.get(a, a) for a in before} - {unit}
         waiting[unit] = len(needs)
         for need in needs:
             users[need].append(unit)
@@ -125,3 +127,37 @@ def grouped_order(nodes: Iterable[fx.Node], owner: dict[fx.Node, int]) -> list[f
                 pool.append(user)
                 heapq.heappush(heap, (position[user], len(pool) - 1))
     return order if len(order) == len(units) else None
+
+
+_BARRIERS = frozenset({
+    "_enter_autocast", "_exit_autocast", "_set_grad_enabled", "_enter_inference_mode", "_exit_inference_mode",
+    "set_autocast_enabled", "_vmap_increment_nesting", "_vmap_decrement_nesting", "_jvp_increment_nesting",
+    "_jvp_decrement_nesting", "_grad_increment_nesting", "_grad_decrement_nesting",
+})  # fmt: skip
+"""What changes how the ops behind it run."""
+
+
+def _order_of_effects(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """Node -> nodes that it must come after, though it reads nothing of theirs.
+
+    Whatever touches memory that the graph writes stays in order, and nothing moves past a barrier.
+    """
+    written = written_storages(nodes)
+    after: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+    last_touch: fx.Node | None = None
+    barrier: fx.Node | None = None
+    since: list[fx.Node] = []
+    for node in nodes:
+        if node.op in ("placeholder", "get_attr"):
+            continue
+        if written and any(storages(n) & written for n in (node, *node.all_input_nodes)):
+            if last_touch is not None:
+                after[node].append(last_touch)
+            last_touch = node
+        if barrier is not None:
+            after[node].append(barrier)
+        since.append(node)
+        if node.op == "call_function" and op_name(node) in _BARRIERS:
+            after[node] += since[:-1]
+            barrier, since = node, []
+    return after
