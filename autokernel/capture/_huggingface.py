@@ -77,7 +77,7 @@ def _say(text: str, silent: bool) -> None:
 
 def _from_hub(source: Source, offline: bool) -> Path:
     """The folder of a model in the Hub's cache, downloaded if need be (never with HF_HUB_OFFLINE=1)."""
-    from huggingface_hub import errors, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import errors, hf_hub_download, try_to_load_from_cache  # pyright: ignore[reportMissingImports]
 
     name, label = source.attribute or "", source.label
     revision: str | None = None
@@ -122,7 +122,7 @@ def _from_hub(source: Source, offline: bool) -> Path:
 
 @contextlib.contextmanager
 def _hub_errors(label: str) -> Iterator[None]:
-    from huggingface_hub import errors
+    from huggingface_hub import errors  # pyright: ignore[reportMissingImports]
 
     try:
         yield
@@ -138,7 +138,7 @@ def _hub_errors(label: str) -> Iterator[None]:
 
 def _read_config(folder: Path, label: str) -> dict[str, Any]:
     """What config.json holds, after looking at what would make transformers fail or fetch code."""
-    from transformers import CONFIG_MAPPING
+    from transformers import CONFIG_MAPPING  # pyright: ignore[reportMissingImports]
 
     path = folder / CONFIG
     if not path.is_file():

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, fx
 
 from autokernel.capture.graph import Graph
-from autokernel.capture.nodes import writes
+from autokernel.capture.nodes import op_name, writes
 from autokernel.integrate.kernels import Kernel
-from autokernel.regions.partition import grouped_order, partition
+from autokernel.regions.partition import BARRIERS, grouped_order, partition
 from autokernel.regions.region import Region
 
 
@@ -115,8 +115,7 @@ def rewrite(graph: Graph, kernels: Mapping[str, Kernel]) -> Rewritten:
                     env[output] = new.call_function(_getitem, (call, i))
         elif unit.op != "placeholder":
             env[unit] = new.node_copy(unit, lambda n: env[n])
-    # A write is no dead code, though nobody reads what it returns.
-    new.eliminate_dead_code(lambda n: n.op in ("output", "placeholder") or n.is_impure() or bool(writes(n)))
+    new.eliminate_dead_code(_has_effect)
     new.lint()
 
     gm = fx.GraphModule(graph.gm, new)
@@ -126,6 +125,12 @@ def rewrite(graph: Graph, kernels: Mapping[str, Kernel]) -> Rewritten:
             setattr(gm, name, getattr(graph.gm, name))
     result.gm = gm
     return result
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether it is no dead code though nobody reads what it returns: a write, or the beginning of a vmap."""
+    kept = node.op in ("output", "placeholder") or op_name(node) in BARRIERS
+    return kept or node.is_impure() or bool(writes(node))
 
 
 def _storage(tensor: Tensor) -> int:

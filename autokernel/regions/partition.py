@@ -129,7 +129,7 @@ def grouped_order(nodes: Iterable[fx.Node], owner: dict[fx.Node, int]) -> list[f
     return order if len(order) == len(units) else None
 
 
-_BARRIERS = frozenset({
+BARRIERS = frozenset({
     "_enter_autocast", "_exit_autocast", "_set_grad_enabled", "_enter_inference_mode", "_exit_inference_mode",
     "set_autocast_enabled", "_vmap_increment_nesting", "_vmap_decrement_nesting", "_jvp_increment_nesting",
     "_jvp_decrement_nesting", "_grad_increment_nesting", "_grad_decrement_nesting",
@@ -157,7 +157,7 @@ def _order_of_effects(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
         if barrier is not None:
             after[node].append(barrier)
         since.append(node)
-        if node.op == "call_function" and op_name(node) in _BARRIERS:
+        if node.op == "call_function" and op_name(node) in BARRIERS:
             after[node] += since[:-1]
             barrier, since = node, []
     return after
