@@ -148,7 +148,7 @@ def test_promotion_tries_more(norm: TaskJudge, tmp_path: Path) -> None:
     good = write_kernel(tmp_path, GOOD)
     verdict = norm.judge(good, parent=good, tier="promote")
     assert verdict.correct and verdict.vs_parent and verdict.vs_parent.pairs == 100, verdict
-    assert verdict.stages["correctness"][1].startswith("25 cases")
+    assert verdict.stages["correctness"][1].startswith("26 cases")
     assert "the parent" in verdict.reason
 
 

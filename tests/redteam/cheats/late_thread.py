@@ -22,10 +22,10 @@ def _run():
         TIME.sleep(0.00005)
 
 
-def _copy_out(self, results, **how):
+def _copy_out(self, results, *how):
     while WORK:
         TIME.sleep(0.0001)
-    return COPY_OUT(self, results, **how)
+    return COPY_OUT(self, results, *how)
 
 
 BEGAN = [0.0]
