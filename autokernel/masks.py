@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from .capture.graph import Graph
-from .capture.nodes import fake_value, op_name
+from .capture.nodes import arguments, fake_value, op_name
 from .regions.region import Region
 from .roofline import causal_share
 
@@ -71,7 +71,7 @@ def _keeps(graph: Graph, node: fx.Node, name: str, inside: set[fx.Node]) -> Tens
 def _of_call(region: Region, node: fx.Node) -> float | None:
     """For a call of scaled_dot_product_attention."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    given = arguments(node, names)
     rows, columns = fake_value(given["query"]).shape[-2], fake_value(given["key"]).shape[-2]
     mask = given.get("attn_mask")
     if mask is None:

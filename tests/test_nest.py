@@ -44,7 +44,9 @@ def test_plain_nests_keep_their_order_and_their_repeats() -> None:
     assert [t is u for t, u in zip(tensors_of(value), [x, y, x, y], strict=True)] == [True] * 4
     other = with_tensors(value, [torch.full((1,), float(i)) for i in range(4)])
     assert other[1]["k"][1] is None and other[1]["k"][2] == 2 and other[2] == Pair(torch.tensor([3.0]), 3)
-    assert of_its_own(value) is value
+    mine = of_its_own(value)
+    mine[1]["k"].append(y)
+    assert mine[0] is x and len(value[1]["k"]) == 3
 
 
 def test_objects_are_looked_into() -> None:

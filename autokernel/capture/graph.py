@@ -36,7 +36,7 @@ class Graph:
     dynamic: bool = False
 
     def __post_init__(self) -> None:
-        if not torch.is_grad_enabled():
+        if not self.needs_autograd:  # else the code that runs is the user's own
             simplify(self.gm)
         for node, value in zip(self.placeholders, self.example_inputs, strict=True):
             if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or (
@@ -47,6 +47,13 @@ class Graph:
         for node in self.gm.graph.nodes:
             if node.op == "get_attr":  # a tensor that Dynamo baked into the graph
                 self.roles[node] = "constant"
+
+    @property
+    def needs_autograd(self) -> bool:
+        """Whether somebody may ask for gradients through the graph."""
+        return torch.is_grad_enabled() and any(
+            isinstance(x, Tensor) and x.requires_grad for x in self.example_inputs
+        )
 
     @property
     def nodes(self) -> list[fx.Node]:

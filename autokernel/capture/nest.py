@@ -8,7 +8,7 @@ its own: `with_tensors` makes new containers around the tensors that it is given
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,20 +27,34 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 def with_tensors(value: Any, tensors: Sequence[Tensor]) -> Any:
     """``value`` with other tensors, as many as `tensors_of` finds, in new containers."""
+    return filler(value)(tensors)
+
+
+def filler(value: Any) -> Callable[[Sequence[Tensor]], Any]:
+    """`with_tensors` for one ``value`` many times over: what it is made of is looked at once."""
     if _plain(value):
         leaves, structure = pytree.tree_flatten(value)
-        given = iter(tensors)
-        return pytree.tree_unflatten([next(given) if isinstance(x, Tensor) else x for x in leaves], structure)
+
+        def fill(tensors: Sequence[Tensor]) -> Any:
+            given = iter(tensors)
+            filled = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            return pytree.tree_unflatten(filled, structure)
+
+        return fill
     old = tensors_of(value)
-    # What is in the memo counts as copied: the tensors as the new ones, and modules as themselves.
-    memo: dict[int, Any] = {id(a): b for a, b in zip(old, tensors, strict=True)}
-    memo |= {id(m): m for m in _modules(value, set())}
-    return copy.deepcopy(value, memo)
+    modules = {id(m): m for m in _modules(value, set())}
+
+    def copied(tensors: Sequence[Tensor]) -> Any:
+        # What is in the memo counts as copied: the tensors as the new ones, and modules as themselves.
+        memo: dict[int, Any] = {id(a): b for a, b in zip(old, tensors, strict=True)}
+        return copy.deepcopy(value, memo | modules)
+
+    return copied
 
 
 def of_its_own(value: Any) -> Any:
-    """``value`` in new containers if it holds objects that a model could change; the tensors are the same."""
-    return value if _plain(value) else with_tensors(value, tensors_of(value))
+    """``value`` in new containers, which a model may change; the tensors are the same."""
+    return with_tensors(value, tensors_of(value))
 
 
 def _plain(value: Any) -> bool:

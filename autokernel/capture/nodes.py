@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, fx
@@ -93,6 +93,11 @@ def inside_transform(node: fx.Node) -> bool:
     return any(is_functorch_wrapped_tensor(value) for value in _tensors(fake_value(node)))
 
 
+def arguments(node: fx.Node, names: Sequence[str]) -> dict[str, Any]:
+    """The call's arguments by name; ``names`` are those of the positional ones, in order."""
+    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
 def writes(node: fx.Node) -> list[fx.Node]:
     """The argument nodes that ``node`` writes in place."""
     if node.op not in ("call_function", "call_method"):
@@ -156,10 +161,12 @@ def _positional_inplace(node: fx.Node, name: str) -> bool:
     return len(node.args) > position and node.args[position] is True
 
 
+BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+
+
 def _running_statistics(node: fx.Node) -> list[fx.Node]:
     """What a batch norm in training updates."""
-    names = ("input", "running_mean", "running_var", "weight", "bias", "training")
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    given = arguments(node, BATCH_NORM)
     if given.get("training", False) is False:
         return []
     return [a for a in (given.get("running_mean"), given.get("running_var")) if isinstance(a, fx.Node)]

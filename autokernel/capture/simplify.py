@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from autokernel.capture.nodes import fake_value, is_tensor, storages, target_name, writes
+from autokernel.capture.nodes import arguments, fake_value, is_tensor, storages, target_name, writes
 
 _DROPOUTS = frozenset({"dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d",
                        "dropout3d"})  # fmt: skip
@@ -56,7 +56,7 @@ def simplify(gm: fx.GraphModule) -> int:
 def _drop_dropout(node: fx.Node) -> bool:
     if node.op != "call_function" or target_name(node) not in _DROPOUTS:
         return False
-    given = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | dict(node.kwargs)
+    given = arguments(node, ("input", "p", "training", "inplace"))
     source = given.get("input")
     # Without training it returns its very input; torch.dropout has no default for that, functional's is True.
     if not isinstance(source, fx.Node) or given.get("training", given.get("train", True)) is not False:
@@ -101,7 +101,7 @@ def _result(form: Form, old: Tensor) -> Tensor | None:
         with mode, torch.no_grad():
             function = target if op == "call_function" else getattr(values[0][0], target)
             made = function(*(values[0] if op == "call_function" else values[0][1:]), **values[1])
-    except Exception:  # noqa: BLE001  whatever it is, the graph stays as it was
+    except (RuntimeError, TypeError, ValueError, AttributeError):  # it has no such form: leave it as it was
         return None
     same = isinstance(made, Tensor) and (made.shape, made.dtype, made.device, made.stride()) == (
         old.shape, old.dtype, old.device, old.stride(),

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 from torch._dynamo.backends import registry
 
@@ -51,7 +50,7 @@ def compile_graph(
     if why_not is not None:
         artifact.engagement.skipped(why_not)
         name = _executor(graph, executor or artifact.executor)
-        if _needs_autograd(graph) and name != "plain":
+        if graph.needs_autograd and name != "plain":
             name = "inductor"
         return EXECUTORS[name](gm, example_inputs, static_positions(graph))
     rewritten = rewrite(graph, artifact.kernels)
@@ -78,17 +77,11 @@ def static_positions(graph: Graph) -> set[int]:
 
 
 def _why_not(graph: Graph) -> str | None:
-    if _needs_autograd(graph):
+    if graph.needs_autograd:
         return "gradients are enabled (use torch.no_grad() or torch.inference_mode())"
     if graph.dynamic:
         return "the graph has symbolic shapes (a second input shape); kernels fit the shapes they were cut at"
     return None
-
-
-def _needs_autograd(graph: Graph) -> bool:
-    return torch.is_grad_enabled() and any(
-        isinstance(x, Tensor) and x.requires_grad for x in graph.example_inputs
-    )
 
 
 def _with_packs(compiled: Callable[..., Any], packs: list[Pack]) -> Callable[..., Any]:

@@ -25,11 +25,11 @@ def make_subject(args: dict[str, Any]) -> Call:
 
     loaded = load(SourceSpec.from_json(args["spec"]), weights=Path(args["weights"]))
     model = loaded.model
-    given = (loaded.args, loaded.kwargs)
+    fill = nest.filler((loaded.args, loaded.kwargs))
 
     def with_tensors(call: Call) -> Call:
         def run(*tensors: Tensor) -> Any:
-            positional, keyword = nest.with_tensors(given, tensors)
+            positional, keyword = fill(tensors)
             return call(*positional, **keyword)
 
         return run

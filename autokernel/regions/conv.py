@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import fx
 
 from autokernel.capture.graph import Graph
-from autokernel.capture.nodes import op_name
+from autokernel.capture.nodes import BATCH_NORM, arguments, op_name
 from autokernel.regions import ops
 from autokernel.regions.match import Free, Match
 
@@ -60,6 +60,5 @@ def is_batch_norm(node: fx.Node) -> bool:
     """``batch_norm`` that uses its running statistics, and so is a scale and a shift."""
     if op_name(node) != "batch_norm" or node.op != "call_function":
         return False
-    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    given = arguments(node, BATCH_NORM)
     return given.get("training", False) is False and given.get("running_mean") is not None

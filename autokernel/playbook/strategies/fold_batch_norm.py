@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from autokernel.capture.nodes import op_name
+from autokernel.capture.nodes import BATCH_NORM, arguments, op_name
 from autokernel.playbook.context import StrategyContext, dtype_of, find, shape_of
 from autokernel.playbook.emit import kernel_file
 from autokernel.proposers.proposal import Proposal
@@ -24,7 +24,6 @@ FAMILIES = ("conv",)
 BACKEND = "torch"
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
-_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 
 
 def propose(ctx: StrategyContext) -> Iterator[Proposal]:
@@ -32,7 +31,7 @@ def propose(ctx: StrategyContext) -> Iterator[Proposal]:
     if len(convolutions) != 1 or len(ctx.results) != 1:
         return
     (conv,) = convolutions
-    given = _given(conv, _TRANSPOSED if "transpose" in op_name(conv) else _ARGUMENTS)
+    given = arguments(conv, _TRANSPOSED if "transpose" in op_name(conv) else _ARGUMENTS)
     norms = [n for n in ctx.nodes if is_batch_norm(n)]
     if len(norms) > 1 or not isinstance(given.get("weight"), fx.Node):
         return
@@ -58,10 +57,6 @@ def _proposal(ctx: StrategyContext, pack: list[str], body: list[str], strategy: 
     return Proposal(source, strategy=strategy, description=f"one convolution for {what}", backend=BACKEND)
 
 
-def _given(node: fx.Node, names: tuple[str, ...]) -> dict[str, Any]:
-    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-
-
 def _others(ctx: StrategyContext) -> list[str]:
     """Static inputs that something behind the norm reads (a learned scale): passed on as they are."""
     conv = find(ctx.nodes, *CONVOLUTIONS)[0]
@@ -80,7 +75,7 @@ def _prepack(ctx: StrategyContext, conv: fx.Node, given: dict[str, Any], norm: f
     if norm is None:
         zeros = f"{name}.new_zeros({channels})"
         return [*before, f"return {name}, {shift or zeros}{rest}"]
-    facts = _given(norm, _NORM)
+    facts = arguments(norm, BATCH_NORM)
     mean, var = (ctx.names[facts[key]] for key in ("running_mean", "running_var"))
     wide = "double" if "float64" in str(dtype_of(weight)) else "float"
     view = [1] * len(shape_of(weight))
