@@ -151,7 +151,8 @@ def test_the_judges_clock_bears_out_an_honest_claim(norm: TaskJudge, tmp_path: P
         for name, samples in rounds.samples.items()
     }
     print({name: f"{us:.0f} us" for name, us in over.items()})
-    assert over["candidate"] < over["eager"] + 60 and max(over.values()) < 1500
+    _, allowed_s = clock.ALLOWANCE["cuda"]  # an honest kernel must fit into it
+    assert over["candidate"] < over["eager"] + 1e6 * allowed_s and max(over.values()) < 1500
     worker.close()
 
 
@@ -239,3 +240,15 @@ def test_calls_that_come_one_at_a_time_bear_out_an_honest_kernel(norm: TaskJudge
         verdict
     )
     assert "is what counts" not in said and "3 processes" in said
+
+
+def test_every_capture_gets_memory_of_its_own() -> None:
+    """Were it the last one's, a graph would be faster than its equals by 1 or 2 % in every capture."""
+    device = torch.device("cuda")
+    targets = [(torch.add, (torch.randn(64, 256, device=device), 1)) for _ in range(clock.MANY)]
+    places = set()
+    for _ in range(10):
+        timer = clock.make_timer(targets, device, once=True)
+        places.add(timer.outputs[0].data_ptr() >> 21)
+        del timer
+    assert len(places) >= 5, places
