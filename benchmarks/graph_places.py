@@ -4,8 +4,8 @@
 
 One process, seven short kernels of an RMS norm, twenty calls per graph.  Printed are, in percent, how far
 graphs stray from the mean of all in interleaved rounds (median log-ratios), the deviation of that, and how
-much of it is noise (odd rounds against even ones).  Then one graph stays and another is captured ten times: in how
-many places does its memory lie, and what does it take against the first?
+much of it is noise (odd rounds against even ones).  Then one graph stays and another is captured ten times:
+in how many places does its memory lie, and what does it take against the first?
 """
 
 from __future__ import annotations
