@@ -36,17 +36,47 @@ class Engagement:
     sites: Counter[str] = field(default_factory=Counter)
     graphs: int = 0
     reasons: list[str] = field(default_factory=list)
+    _forms: dict[tuple[str, ...], set[str]] = field(default_factory=dict)
 
     def add(self, graph: Graph, engaged: Sequence[tuple[Region, Kernel]]) -> None:
+        from autokernel.capture.nodes import op_name
+
         self.graphs += 1
         for _, kernel in engaged:
             self.sites[kernel.name] += 1
             kernel.calls += 1
+        code = tuple(op_name(node) for node in graph.nodes)
+        if engaged:
+            self._forms[code] = _form(graph)
+        elif code in self._forms:
+            self.left(_difference(self._forms[code], _form(graph)))
 
     def skipped(self, reason: str) -> None:
+        """A graph was compiled without kernels."""
         self.graphs += 1
+        self.left(reason)
+
+    def left(self, reason: str) -> None:
+        """Kernels don't serve a call, which runs the original code."""
         if reason not in self.reasons:
             self.reasons.append(reason)
+
+
+def _form(graph: Graph) -> set[str]:
+    """Dtypes and devices of the floating-point inputs."""
+    from torch import Tensor
+
+    tensors = [x for x in graph.example_inputs if isinstance(x, Tensor)]
+    floats = {str(x.dtype).removeprefix("torch.") for x in tensors if x.is_floating_point()}
+    return floats | {x.device.type for x in tensors}
+
+
+def _difference(before: set[str], now: set[str]) -> str:
+    if before != now:
+        return (
+            f"it is {'/'.join(sorted(now - before or now))}, the kernels are for {'/'.join(sorted(before))}"
+        )
+    return "shapes, strides or constants are others than the kernels were made for"
 
 
 @dataclass

@@ -8,18 +8,19 @@ engagement report says so.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, fx
+import torch
+from torch import fx
 from torch._dynamo.backends import registry
 
 from autokernel.capture.graph import Graph
 from autokernel.capture.nodes import storages, written_storages
 from autokernel.integrate.artifact import Artifact, open_artifact
 from autokernel.integrate.executors import EXECUTORS, UNCAPTURED, fixed_sizes
-from autokernel.integrate.rewrite import Pack, rewrite
+from autokernel.integrate.guarded import Constant, Guarded
+from autokernel.integrate.rewrite import Rewritten, rewrite
 
 
 def autokernel(
@@ -46,10 +47,10 @@ def compile_graph(
     gm: fx.GraphModule, example_inputs: list[Any], artifact: Artifact, *, executor: str | None = None
 ) -> Callable[..., Any]:
     graph = Graph(gm, list(example_inputs))
+    name = _executor(graph, executor or artifact.executor)
     why_not = _why_not(graph)
     if why_not is not None:
         artifact.engagement.skipped(why_not)
-        name = _executor(graph, executor or artifact.executor)
         if graph.needs_autograd and name != "plain":
             name = "inductor"
         return EXECUTORS[name](gm, example_inputs, static_positions(graph))
@@ -58,11 +59,30 @@ def compile_graph(
     held = fixed_sizes(rewritten.pack_tensors)
     inputs = [*example_inputs, *rewritten.pack_tensors]
     static = static_positions(graph) | set(range(len(example_inputs), len(inputs)))
-    compiled = EXECUTORS[_executor(graph, executor or artifact.executor)](rewritten.gm, inputs, static)
+    compiled = EXECUTORS[name](rewritten.gm, inputs, static)
     del held
-    if not rewritten.packs:
+    constants = _constants(graph, rewritten)
+    if not rewritten.packs and not constants:
         return compiled
-    return _with_packs(compiled, rewritten.packs)
+    return Guarded(compiled, rewritten.packs, constants, _original(gm, name), artifact.engagement.left)
+
+
+def _constants(graph: Graph, rewritten: Rewritten) -> list[Constant]:
+    """What the kernels that engaged rely on besides shapes: the content that their fingerprints hold."""
+    names = {
+        node: port.name
+        for region, _ in rewritten.engaged
+        for node, port in zip(region.inputs, region.ports()[0], strict=True)
+        if port.role == "constant"
+    }
+    position = {node: i for i, node in enumerate(graph.placeholders)}
+    return [Constant(name, position.get(node, -1), graph.value_of(node)) for node, name in names.items()]
+
+
+def _original(gm: fx.GraphModule, executor: str) -> Callable[..., Any]:
+    """The graph without kernels, for while they don't fit; compiled when that happens, and for all that may
+    then change."""
+    return gm.forward if executor.startswith("plain") else torch.compile(gm)
 
 
 def _executor(graph: Graph, name: str) -> str:
@@ -82,61 +102,3 @@ def _why_not(graph: Graph) -> str | None:
     if graph.dynamic:
         return "the graph has symbolic shapes (a second input shape); kernels fit the shapes they were cut at"
     return None
-
-
-def _with_packs(compiled: Callable[..., Any], packs: list[Pack]) -> Callable[..., Any]:
-    """Call ``compiled`` with the packs behind the graph's own inputs, packing again what went stale.
-
-    A parameter counts as changed when its address or its version counter did.  Writes through ``.data``
-    move neither; ``Artifact.refresh()`` is for those.
-    """
-    watched = sorted({i for p in packs for i in p.sources if i >= 0})
-    tensors = [t for p in packs for t in p.tensors]
-
-    state: list[Any] = []
-    held: list[Tensor] = []  # so that nothing else gets the memory that was packed, and its address with it
-
-    def signature(args: tuple[Any, ...]) -> list[Any]:
-        return [(args[i].data_ptr(), _version(args[i])) for i in watched]
-
-    def run(*args: Any) -> Any:
-        now = signature(args)
-        if now != state:
-            if state:
-                for pack in packs:
-                    statics = [
-                        args[i] if i >= 0 else old for i, old in zip(pack.sources, pack.statics, strict=True)
-                    ]
-                    pack.refresh(statics)
-                tensors[:] = [t for p in packs for t in p.tensors]
-            state[:] = now
-            held[:] = [args[i].detach() for i in watched]
-        return compiled(*args, *tensors)
-
-    def refresh() -> None:
-        """Pack everything again at the next call, whatever the version counters say."""
-        if state:
-            state[:] = [None]
-
-    run.refresh = refresh  # type: ignore[attr-defined]
-    _REFRESHERS.append(refresh)
-    return run
-
-
-_REFRESHERS: list[Callable[[], None]] = []
-
-
-def refresh_packs() -> None:
-    for refresh in _REFRESHERS:
-        refresh()
-
-
-def _version(tensor: Tensor) -> int:
-    # Tensors made under inference mode keep no version: only their address can be watched.
-    return -1 if tensor.is_inference() else tensor._version
-
-
-def warn_once(text: str, seen: set[str] = set()) -> None:  # noqa: B006  a module-lifetime memory on purpose
-    if text not in seen:
-        seen.add(text)
-        warnings.warn(text, stacklevel=3)

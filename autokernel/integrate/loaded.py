@@ -6,6 +6,7 @@ The model keeps its class, its parameters and its ``state_dict``; only its ``__c
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,8 @@ from torch import fx, nn
 from autokernel.backends.packing import merge_in_place
 from autokernel.errors import UsageError
 from autokernel.integrate.artifact import Artifact, Engagement
-from autokernel.integrate.dynamo_backend import compile_graph, refresh_packs
+from autokernel.integrate.dynamo_backend import compile_graph
+from autokernel.integrate.guarded import refresh_all
 
 
 class LoadedCall:
@@ -64,7 +66,7 @@ class LoadedCall:
 
     def refresh(self) -> None:
         """Prepack all weights again: needed only after writes through ``.data``, which leave no trace."""
-        refresh_packs()
+        refresh_all()
 
 
 def attach(model: nn.Module, artifact: Artifact, *, say: Callable[[str], None] | None = None) -> nn.Module:
@@ -91,15 +93,21 @@ def merge_parameters(model: nn.Module, artifact: Artifact) -> int:
     """Lay parameters that kernels use merged side by side in memory; returns how many groups were laid.
 
     Has to happen before the model is compiled.  What can't be merged (another structure, shared or
-    parametrized weights) is packed by copying instead.
+    parametrized weights, memory that other parameters or buffers use as well) is packed by copying instead.
     """
     done = 0
     parameters = dict(model.named_parameters(remove_duplicate=False))
+    users: dict[int, set[int]] = defaultdict(set)
+    for tensor in (*model.parameters(), *model.buffers()):
+        users[tensor.untyped_storage().data_ptr()].add(id(tensor))
     for entry in artifact.manifest["kernels"]:
         for merge in entry.get("merges", []):
             group: list[torch.Tensor] = [parameters[n] for n in merge["names"] if n in parameters]
-            if len(group) == len(merge["names"]) and merge_in_place(group, merge["spare_rows"]):
-                done += 1
+            if len(group) < len(merge["names"]) or any(
+                users[p.untyped_storage().data_ptr()] - {id(q) for q in group} for p in group
+            ):
+                continue
+            done += merge_in_place(group, merge["spare_rows"])
     return done
 
 

@@ -7,8 +7,8 @@ free of cycles.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch import fx
@@ -46,6 +46,7 @@ def partition(graph: Graph) -> Partition:
     written = written_storages(nodes)
     blocked = {n for n in nodes if storages(n) & written} if written else set()
     blocked |= {n for n in compute if inside_transform(n)}
+    outside = _held_twice(graph)
     owner: dict[fx.Node, int] = {}
     accepted: dict[int, Region] = {}
 
@@ -54,7 +55,7 @@ def partition(graph: Graph) -> Partition:
 
     for family in FAMILIES.values():
         for match in list(family.find(graph, static, free)):
-            region = _region(graph, match, static, free)
+            region = _region(graph, match, static, free, outside)
             if region is None or any(i in blocked for i in region.inputs):
                 continue
             number = len(accepted)
@@ -71,14 +72,33 @@ def partition(graph: Graph) -> Partition:
     return Partition(graph, regions, leftover)
 
 
-def _region(graph: Graph, match: Match, static: set[fx.Node], free) -> Region | None:
+def _region(
+    graph: Graph, match: Match, static: set[fx.Node], free: Callable[[fx.Node], bool], outside: set[int]
+) -> Region | None:
     if not match.nodes or not all(free(n) for n in match.nodes):
         return None
     roots = frozenset(
         r for c in match.constants for r in static_roots(c, graph) if graph.roles[r] != "parameter"
     )
     region = Region(graph, match.family, topological(graph.nodes, match.nodes), static, roots)
-    return region if region.well_formed and region.activations else None
+    if not region.well_formed or not region.activations or _ties(region) & outside:
+        return None
+    return region
+
+
+def _held_twice(graph: Graph) -> set[int]:
+    """Storages that the caller reaches through several tensors: all show what is written through one."""
+    ends = [n for n in graph.nodes if n.op == "placeholder"]
+    ends += dict.fromkeys(arg for n in graph.nodes if n.op == "output" for arg in n.all_input_nodes)
+    count = Counter(storage for node in dict.fromkeys(ends) for storage in storages(node))
+    return {storage for storage, nodes in count.items() if nodes > 1}
+
+
+def _ties(region: Region) -> set[int]:
+    """Storages that two outputs share, or an output and an input; a kernel returns memory of its own."""
+    count = Counter(storage for node in region.outputs for storage in storages(node))
+    before = {storage for node in region.inputs for storage in storages(node)}
+    return {storage for storage, nodes in count.items() if nodes > 1 or storage in before}
 
 
 def static_roots(node: fx.Node, graph: Graph) -> set[fx.Node]:
