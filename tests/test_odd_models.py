@@ -888,14 +888,7 @@ def test_hooks_registered_after_loading(put: Put) -> None:
     "where",
     [
         "model",
-        pytest.param(
-            "submodule",
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="LoadedCall compiles under Dynamo's skip_nnmodule_hook_guards: a hook that a "
-                "submodule gets after the first call is ignored, the value without it comes",
-            ),
-        ),
+        "submodule",
     ],
 )
 def test_hooks_registered_after_the_first_call(where: str, put: Put) -> None:
@@ -1065,11 +1058,6 @@ def test_one_artifact_in_two_models(put: Put) -> None:
     assert sum(loaded_call(other).engagement.sites.values()) == pair.sites == pair.engaged
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="all models share the code of nn.Module._call_impl, so Dynamo's recompile_limit (8) counts them "
-    "together: LoadedCall of the ninth model runs eagerly, without kernels, and nothing says so",
-)
 def test_many_models_in_one_process(put: Put) -> None:
     pair = put(Net().eval(), torch.randn(4, 16))
     for _ in range(12):

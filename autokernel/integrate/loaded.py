@@ -6,6 +6,7 @@ The model keeps its class, its parameters and its ``state_dict``; only its ``__c
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,9 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._dynamo import trace_rules
+from torch._dynamo.external_utils import wrap_inline
+from torch.utils.hooks import RemovableHandle
 
 from autokernel.backends.packing import merge_in_place
 from autokernel.errors import UsageError
@@ -34,26 +38,51 @@ class LoadedCall:
     ) -> None:
         # Every loaded model counts its own call sites.
         self.artifact = replace(artifact, engagement=Engagement())
-        self._say = say
+        self._model, self._say, self._executor = model, say, executor
         self._told: tuple[int, int] | None = None
+        self._hooks_made, self._hooks = RemovableHandle.next_id, _hooks(model)
+        self._compiled = self._compile()
 
+    def _compile(self) -> Callable[..., Any]:
         def backend(gm: Any, example_inputs: list[Any], **_: Any) -> Callable[..., Any]:
-            return compile_graph(gm, example_inputs, self.artifact, executor=executor)
+            return compile_graph(gm, example_inputs, self.artifact, executor=self._executor)
 
-        self._compiled = torch.compile(model._call_impl, backend=backend)
+        call = self._model._call_impl
+        if trace_rules.check(self._model.forward):  # torch's own (a Sequential): Dynamo would skip the frame
+            call = wrap_inline(call)
+        return torch.compile(call, backend=backend, **_own_cache())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if RemovableHandle.next_id != self._hooks_made:
+            self._look_for_hooks()
         result = self._compiled(*args, **kwargs)
         if self._say is not None:
             self._tell(self._say)
         return result
 
+    def _look_for_hooks(self) -> None:
+        """Compile anew where a module has got a hook.
+
+        Dynamo notices hooks that go, but has no guard on modules that had none, since that costs every call;
+        each new hook raises this one counter of torch's.
+        """
+        self._hooks_made = RemovableHandle.next_id
+        hooks = _hooks(self._model)
+        if hooks - self._hooks:
+            self._compiled = self._compile()
+        self._hooks = hooks
+
     def _tell(self, say: Callable[[str], None]) -> None:
         """What is new since the last call: kernels that engaged, or why the original code runs."""
         engagement = self.artifact.engagement
         now = (sum(engagement.sites.values()), len(engagement.reasons))
-        if now == self._told or not engagement.graphs:
+        if now == self._told:
             return
+        if not engagement.graphs:
+            if not self.artifact.kernels:
+                return
+            engagement.left("Dynamo captured nothing of the model (TORCH_LOGS=graph_breaks says why)")
+            now = (0, 1)
         if self._told is not None and 0 < now[0] == self._told[0]:
             say(f"autokernel: the original code runs for this call: {engagement.reasons[-1]}")
         else:
@@ -67,6 +96,32 @@ class LoadedCall:
     def refresh(self) -> None:
         """Prepack all weights again: needed only after writes through ``.data``, which leave no trace."""
         refresh_all()
+
+
+def _hooks(model: nn.Module) -> set[tuple[int, int]]:
+    """(module, hook) for the forward hooks that there are, those for all modules included."""
+    everywhere = [(0, h) for hooks in _GLOBAL_HOOKS for h in hooks]
+    return {
+        (id(m), h)
+        for m in model.modules()
+        for hooks in (m._forward_hooks, m._forward_pre_hooks)
+        for h in hooks
+    }.union(everywhere)
+
+
+_GLOBAL_HOOKS = (nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks)
+
+
+def _own_cache() -> dict[str, Any]:
+    """Arguments of torch.compile with which a model doesn't use up another one's recompilations.
+
+    Dynamo counts them per code object, which all models of a class share, and runs what is beyond the limit
+    as it is.  Where torch.compile can't count apart (2.11), the limit is raised with every model.
+    """
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+        return {"isolate_recompiles": True}
+    torch._dynamo.config.recompile_limit += 8
+    return {}
 
 
 def attach(model: nn.Module, artifact: Artifact, *, say: Callable[[str], None] | None = None) -> nn.Module:
