@@ -25,8 +25,9 @@ from autokernel.capture.graph import Graph, capture
 from autokernel.capture.source import SourceSpec, load
 from autokernel.errors import UsageError
 from autokernel.extraction import lay_out, relative_error
-from autokernel.integrate.artifact import write_artifact
+from autokernel.integrate.artifact import open_artifact, write_artifact
 from autokernel.integrate.executors import EXECUTORS
+from autokernel.integrate.kernels import Kernel
 from autokernel.integrate.loaded import loaded_call, unload
 from autokernel.integrate.merges import parameter_merges
 from autokernel.playbook.strategies import attention_sdpa, merge_linears
@@ -778,6 +779,32 @@ def test_it_is_said_when_nothing_fits_any_more(change: str, put: Put) -> None:
             pair.both(nn.Module.double)
         pair.same(torch.randn(4, 0, 16) if change == "no tokens" else torch.randn(4, 6, 16).double())
     assert "the original code runs" in pair.said()
+
+
+@pytest.mark.parametrize("first", [4, 7])
+@pytest.mark.parametrize("marked", [False, True])
+def test_kernels_go_on_serving_the_sizes_they_are_for(first: int, marked: bool, put: Put) -> None:
+    """However many other sizes come before and between; also where sizes are marked as dynamic."""
+    served: list[int] = []
+
+    def counted(kernel: Kernel) -> Kernel:
+        function = kernel.function
+        kernel.function = lambda *args: served.append(len(args[0])) or function(*args)
+        return kernel
+
+    pair = put(Net().eval(), torch.randn(4, 16))
+    artifact = open_artifact(pair.run)
+    model = autokernel.load(pair.run, quiet=True)(copy.deepcopy(pair.plain))
+    for kernel in artifact.kernels.values():
+        counted(kernel)
+    with torch.no_grad():
+        for size in (first, 4, 8, 4, 2, 9, 4, 1, 4):
+            x = torch.randn(size, 16)
+            if marked and size > 1:
+                torch._dynamo.mark_dynamic(x, 0)
+            torch.testing.assert_close(model(x), pair.plain(x))
+    each = len(served) // (5 if first == 4 else 4)
+    assert served == [4] * len(served) and each == pair.sites
 
 
 def test_numbers_as_inputs(put: Put) -> None:

@@ -7,15 +7,17 @@ The model keeps its class, its parameters and its ``state_dict``; only its ``__c
 from __future__ import annotations
 
 import inspect
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch._dynamo import trace_rules
 from torch._dynamo.external_utils import wrap_inline
+from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from autokernel.backends.packing import merge_in_place
@@ -26,7 +28,12 @@ from autokernel.integrate.guarded import refresh_all
 
 
 class LoadedCall:
-    """The compiled call of a loaded model.  Tells once which kernels engaged, and why others did not."""
+    """The compiled call of a loaded model.  Tells once which kernels engaged, and why others did not.
+
+    Dynamo keeps graphs for any size beside those for one, and prefers the newest: after one call of another
+    shape, calls of the shape that kernels were made for would find a graph without them.  So there are two
+    compiled calls: one of fixed sizes, for calls of the form at which kernels engaged, and one for others.
+    """
 
     def __init__(
         self,
@@ -40,25 +47,54 @@ class LoadedCall:
         self.artifact = replace(artifact, engagement=Engagement())
         self._model, self._say, self._executor = model, say, executor
         self._told: tuple[int, int] | None = None
+        self._trying = threading.RLock()
         self._hooks_made, self._hooks = RemovableHandle.next_id, _hooks(model)
-        self._compiled = self._compile()
+        self._start()
 
-    def _compile(self) -> Callable[..., Any]:
+    def _start(self) -> None:
+        self._fits: dict[tuple[Form | None, bool, bool], bool] = {}
+        self._fitting: set[Form] = set()
+        self._compiled = self._compile()
+        self._fixed = self._compile(dynamic=False)
+
+    def _compile(self, dynamic: bool | None = None) -> Callable[..., Any]:
         def backend(gm: Any, example_inputs: list[Any], **_: Any) -> Callable[..., Any]:
             return compile_graph(gm, example_inputs, self.artifact, executor=self._executor)
 
         call = self._model._call_impl
         if trace_rules.check(self._model.forward):  # torch's own (a Sequential): Dynamo would skip the frame
             call = wrap_inline(call)
-        return torch.compile(call, backend=backend, **_own_cache())
+        return torch.compile(call, backend=backend, dynamic=dynamic, **_own_cache())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if RemovableHandle.next_id != self._hooks_made:
             self._look_for_hooks()
-        result = self._compiled(*args, **kwargs)
+        form = form_of(args, kwargs)
+        key = form, torch.is_grad_enabled(), self._model.training
+        if form is not None and key not in self._fits and self._worth_trying(form):
+            with self._trying:  # of two threads, one tries
+                if key not in self._fits:
+                    return self._said(self._try(key, form, args, kwargs))
+        if self._fits.get(key):
+            return self._said(self._fixed(*_unmarked(args), **_unmarked(kwargs)))
+        return self._said(self._compiled(*args, **kwargs))
+
+    def _try(self, key: Any, form: Form, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before = sum(self.engagement.sites.values())
+        result = self._fixed(*_unmarked(args), **_unmarked(kwargs))
+        self._fits[key] = sum(self.engagement.sites.values()) > before
+        if self._fits[key]:
+            self._fitting.add(form)
+        return result
+
+    def _said(self, result: Any) -> Any:
         if self._say is not None:
             self._tell(self._say)
         return result
+
+    def _worth_trying(self, form: Form) -> bool:
+        """Whether kernels may fit calls of a form that is new in this mode; every try is compiled."""
+        return form in self._fitting if self._fitting else len({f for f, _, _ in self._fits}) < TRIES
 
     def _look_for_hooks(self) -> None:
         """Compile anew where a module has got a hook.
@@ -69,7 +105,7 @@ class LoadedCall:
         self._hooks_made = RemovableHandle.next_id
         hooks = _hooks(self._model)
         if hooks - self._hooks:
-            self._compiled = self._compile()
+            self._start()
         self._hooks = hooks
 
     def _tell(self, say: Callable[[str], None]) -> None:
@@ -96,6 +132,41 @@ class LoadedCall:
     def refresh(self) -> None:
         """Prepack all weights again: needed only after writes through ``.data``, which leave no trace."""
         refresh_all()
+
+
+Form = tuple[Any, ...]
+TRIES = 4
+
+
+def form_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form | None:
+    """Sizes and plain values of a call's arguments; None where there are objects of other kinds."""
+    found: list[Any] = []
+    waiting: list[Any] = [*reversed(kwargs.values()), *reversed(args)]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            found.append(value.shape)
+        elif value is None or type(value) in (int, float, bool, str):
+            found.append(value)
+        elif type(value) in (tuple, list):
+            found.append(len(value))
+            waiting += reversed(value)
+        elif type(value) is dict:
+            found += value
+            waiting += reversed(value.values())
+        else:
+            return None
+    return (*kwargs, *found)
+
+
+def _unmarked(given: Any) -> Any:
+    """Arguments without ``mark_dynamic``: what is marked is another tensor over the same memory then."""
+    if not any(hasattr(v, _MARK) for v in (given.values() if isinstance(given, dict) else given)):
+        return given
+    return pytree.tree_map_only(Tensor, lambda t: t.view_as(t) if hasattr(t, _MARK) else t, given)
+
+
+_MARK = "_dynamo_dynamic_indices"
 
 
 def _hooks(model: nn.Module) -> set[tuple[int, int]]:
