@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .capture.graph_breaks import GraphBreak, total
 from .hardware import Ceilings, Device
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ class Profile:
 
     ``wall_us`` is the eager model's latency, ``total_us`` the sum of the attributed times (on a GPU the
     device's busy time, so that the difference is launch gaps).  ``regions`` come best gain first.
+    ``outside_us`` is what a pass spends outside of Dynamo's graphs; None without ``graph_breaks``.
     """
 
     model: str
@@ -78,6 +81,8 @@ class Profile:
     allow_tf32: bool
     regions: list[RegionProfile]
     leftover: list[Leftover]
+    graph_breaks: list[GraphBreak] = field(default_factory=list)
+    outside_us: float | None = None
     partitions: list[Partition] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -118,6 +123,7 @@ class Profile:
         ]
         if self.graphs > 1:
             lines.append(f"Dynamo cut the model into {self.graphs} graphs; regions don't cross them")
+        lines += break_lines(self.graph_breaks)
         rest = [entry for entry in self.leftover if entry.share >= 0.001]
         lines += [
             f"  not in a region: {entry.share:.1%} {' → '.join(entry.ops[:6])}"
@@ -146,8 +152,18 @@ class Profile:
         data["device"] = Device(**data["device"])
         data["ceilings"] = Ceilings(**data["ceilings"])
         data["regions"] = [RegionProfile(**r) for r in data["regions"]]
+        data["graph_breaks"] = [GraphBreak(**entry) for entry in data.get("graph_breaks", ())]
         data["leftover"] = [Leftover(**entry) for entry in data["leftover"]]
         return cls(**data)
+
+
+def break_lines(breaks: Sequence[GraphBreak]) -> list[str]:
+    """What to say about graph breaks: how many, and one line for each place."""
+    if not breaks:
+        return []
+    times, places = total(breaks), len(breaks)
+    head = f"{times} graph break{'s' * (times != 1)}" + (f" at {places} places" if places > 1 else "")
+    return [f"{head}:", *(f"  {one}" for one in breaks)]
 
 
 def duration(us: float) -> str:
