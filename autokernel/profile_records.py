@@ -63,12 +63,43 @@ class Leftover:
 
 
 @dataclass(slots=True)
+class Finding:
+    """One reason why the model is slow.
+
+    ``time_us`` is what it concerns in one forward pass, as measured; with ``up_to`` only a part of that can
+    go away.  ``count`` is how often it occurs in a pass, ``modules`` and ``source`` (``file:line``, or empty)
+    say where, ``remedy`` what autokernel does about it or the user can do.
+    """
+
+    kind: str
+    cause: str
+    remedy: str
+    time_us: float
+    up_to: bool = False
+    count: int = 1
+    modules: list[str] = field(default_factory=list)
+    source: str = ""
+
+    def __str__(self) -> str:
+        """One line: time, kind, cause, where, remedy."""
+        bound = "up to " if self.up_to else ""
+        times = f" over {self.count} calls" if self.count > 1 and self.kind != "graph break" else ""
+        place = self.source if self.source and self.source not in self.cause else ""
+        where = ", ".join(text for text in (_modules(self.modules), place) if text)
+        return (
+            f"{bound}{duration(self.time_us)}{times} [{self.kind}] {self.cause}"
+            f"{f' ({where})' if where else ''}. Remedy: {self.remedy}."
+        )
+
+
+@dataclass(slots=True)
 class Profile:
     """The time of one forward pass and how it divides.
 
     ``wall_us`` is the eager model's latency, ``total_us`` the sum of the attributed times (on a GPU the
     device's busy time, so that the difference is launch gaps).  ``regions`` come best gain first.
     ``outside_us`` is what a pass spends outside of Dynamo's graphs; None without ``graph_breaks``.
+    ``findings`` come most time first.
     """
 
     model: str
@@ -83,6 +114,7 @@ class Profile:
     leftover: list[Leftover]
     graph_breaks: list[GraphBreak] = field(default_factory=list)
     outside_us: float | None = None
+    findings: list[Finding] = field(default_factory=list)
     partitions: list[Partition] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -130,6 +162,9 @@ class Profile:
             f"{' …' if len(entry.ops) > 6 else ''} (×{entry.call_count})"
             for entry in rest
         ]
+        if self.findings:
+            lines.append("Why it is slow, by the time at stake in one pass:")
+            lines += [f"  {number}. {one}" for number, one in enumerate(self.findings, start=1)]
         return lines
 
     def to_json(self) -> dict[str, Any]:
@@ -152,6 +187,7 @@ class Profile:
         data["device"] = Device(**data["device"])
         data["ceilings"] = Ceilings(**data["ceilings"])
         data["regions"] = [RegionProfile(**r) for r in data["regions"]]
+        data["findings"] = [Finding(**entry) for entry in data.get("findings", ())]
         data["graph_breaks"] = [GraphBreak(**entry) for entry in data.get("graph_breaks", ())]
         data["leftover"] = [Leftover(**entry) for entry in data["leftover"]]
         return cls(**data)

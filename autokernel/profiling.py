@@ -20,6 +20,7 @@ from torch import fx
 from . import hardware, roofline, torch_flags
 from .capture.graph import Capture, Graph
 from .capture.nodes import op_name
+from .findings import Evidence, find
 from .masks import kept_scores
 from .node_times import BUDGET_S, UNKNOWN, fresh_arguments, node_times, synchronize
 from .profile_records import Leftover, Profile, RegionProfile
@@ -73,6 +74,11 @@ def profile(
         graph_breaks=graphs.breaks if isinstance(graphs, Capture) else [],
         outside_us=graphs.outside_us if isinstance(graphs, Capture) else None,
         partitions=partitions,
+    )
+    result.findings = find(
+        Evidence(
+            partitions, by_node, where, limits, wall_us, total, tf32, result.graph_breaks, result.outside_us
+        )
     )
     return result
 

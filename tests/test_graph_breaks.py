@@ -329,8 +329,8 @@ def test_profile_counts_and_explains_breaks(tmp_path: Path) -> None:
     graphs = capture(model.model, model.args, model.kwargs)
     found = profile(model, graphs, ceilings=Ceilings(1e11, {"float32": 1e12}))
     assert [b.line for b in found.graph_breaks] == [line_of("layer")]
-    head, line = found.summary()[-2:]
-    assert head == "5 graph breaks:"
+    lines = found.summary()
+    line = lines[lines.index("5 graph breaks:") + 1]
     assert f"test_graph_breaks.py:{line_of('layer')} " in line and "×5" in line and "`print`" in line
     found.save(tmp_path)
     again = Profile.load(tmp_path)

@@ -86,7 +86,7 @@ _NOISE = re.compile(r" with argument types \[.*?\]|\s*\(has_kwargs \w+\)|\s*\(re
 
 @contextmanager
 def watch() -> Iterator[list[GraphBreak]]:
-    """The breaks that Dynamo meets while the context is open, one entry per place, in the order it met them."""
+    """The breaks that Dynamo meets while the context is open, in that order, one entry per place."""
     found: list[GraphBreak] = []
 
     def broke(error: BaseException, skipped: CodeType | None = None) -> None:
