@@ -79,8 +79,8 @@ def _mask(
     always = mask in evidence.static[graph]
     here = "" if always else " on these inputs"
     cause = f"attention gets a {shape} mask"
-    if form is not None and form.stride(-1) == 0 and form.shape[-1] > 1:
-        cause += " expanded along the keys (stride 0, which the memory-efficient kernel refuses on a GPU)"
+    if form is not None and form.dim() and form.stride(-1) == 0 and form.shape[-1] > 1:
+        cause += " expanded along the keys (stride 0, for which a GPU has the math path only)"
     if values is not None and masks_nothing(values):
         remedy = "pass attn_mask=None" + ("" if always else " when nothing is padded")
         return f"{cause} that masks nothing{here}", remedy, True, 1.0

@@ -101,9 +101,9 @@ def module_path(node: fx.Node) -> str:
 
 
 def tensor(node: object) -> Tensor | None:
-    """The fake tensor of a node that has one."""
+    """The fake tensor of a node that has a strided one."""
     value = fake_value(node) if isinstance(node, fx.Node) else None
-    return value if isinstance(value, Tensor) else None
+    return value if isinstance(value, Tensor) and value.layout == torch.strided else None
 
 
 def nbytes(node: fx.Node) -> float:
@@ -111,7 +111,7 @@ def nbytes(node: fx.Node) -> float:
     value = fake_value(node)
     total = 0.0
     for one in value if isinstance(value, list | tuple) else [value]:
-        if isinstance(one, Tensor):
+        if isinstance(one, Tensor) and one.layout == torch.strided:
             sizes = [s for s, stride in zip(one.shape, one.stride(), strict=True) if stride != 0]
             total += torch.Size(sizes).numel() * one.element_size()
     return total

@@ -28,7 +28,7 @@ def _sizes(node: fx.Node) -> tuple[int, int, int, int] | None:
         return None
     depth = operands[0].shape[-1]
     if op_name(node) == "linear":
-        return 1, result.numel() // result.shape[-1], result.shape[-1], depth
+        return 1, result.numel() // max(1, result.shape[-1]), result.shape[-1], depth
     if result.dim() < 2 or operands[1].dim() < 2:
         return None
     rows, columns = result.shape[-2:]
