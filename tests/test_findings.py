@@ -357,3 +357,22 @@ def test_a_mask_drives_attention_off_flash_on_a_gpu() -> None:
     (node,) = [n for n in graph.nodes if "attention" in str(n.target)]
     given = {**dict(zip(("query", "key", "value"), node.args, strict=False)), **node.kwargs}
     assert chosen_backend(given, "cuda") not in (None, "FLASH_ATTENTION")
+
+
+@pytest.mark.slow
+def test_what_transformers_bert_gives_attention() -> None:
+    """A library's own mask of ones keeps the model off flash attention; the finding names the library's line."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, vocab_size=100
+    )
+    model = transformers.BertModel(config).eval()
+    ids, ones = torch.randint(0, 100, (2, 32)), torch.ones(2, 32, dtype=torch.long)
+    graphs = capture(model, (ids,), {"attention_mask": ones})
+    times = {n: 10.0 for g in graphs for n in g.nodes if n.op in ("call_function", "call_method")}
+    total = sum(times.values())
+    parts = [partition(g) for g in graphs]
+    one = only("attention backend", Evidence(parts, times, CPU, CEILINGS, total, total))
+    assert "2×1×32×32 mask" in one.cause and "masks nothing" in one.cause
+    assert "masking_utils.py:" in one.source and one.count == 2
+    assert one.modules == ["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"]

@@ -17,6 +17,7 @@ from autokernel.capture import graph_breaks
 from autokernel.capture.graph import Capture, capture
 from autokernel.capture.graph_breaks import GraphBreak, sentence, total
 from autokernel.capture.source import LoadedModel, SourceSpec, load
+from autokernel.cli import main
 from autokernel.hardware import Ceilings
 from autokernel.profile_records import Profile
 from autokernel.profiling import profile
@@ -345,3 +346,32 @@ def test_a_graph_that_runs_several_times_counts_each_time(tmp_path: Path) -> Non
     )
     (linear,) = [r for r in found.regions if r.family == "linear"]
     assert linear.call_count == 5
+
+
+def profiled(tmp_path: Path, body: str, *options: str) -> list[str]:
+    loaded(tmp_path, body)  # writes m.py
+    return ["profile", str(tmp_path / "m.py"), "--device", "cpu", "--run", str(tmp_path / "run"), *options]
+
+
+def test_the_command_says_and_keeps_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(profiled(tmp_path, "Prints()", "--json"))
+    text = capsys.readouterr().out
+    data = json.loads(text[text.index("{") :])  # the model itself prints before
+    assert ended.value.code == 0
+    assert [b["line"] for b in data["graph_breaks"]] == [line_of("print")]
+    (finding,) = [f for f in data["findings"] if f["kind"] == "graph break"]
+    assert finding["time_us"] == data["outside_us"] and f":{line_of('print')} " in finding["cause"]
+    saved = json.loads((tmp_path / "run" / "profile.json").read_text())
+    assert saved["findings"] == data["findings"] and saved["graph_breaks"] == data["graph_breaks"]
+
+
+def test_a_model_without_a_graph_is_refused_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(profiled(tmp_path, "Refused()"))
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "no graph in this model" in error
+    assert f"test_graph_breaks.py:{line_of('refused')}" in error and "torch.compiler.disable" in error
