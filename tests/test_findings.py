@@ -361,7 +361,7 @@ def test_a_mask_drives_attention_off_flash_on_a_gpu() -> None:
 
 @pytest.mark.slow
 def test_what_transformers_bert_gives_attention() -> None:
-    """A library's own mask of ones keeps the model off flash attention; the finding names the library's line."""
+    """A library's own mask, of ones only, is found, with the library's line that makes it."""
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, vocab_size=100
