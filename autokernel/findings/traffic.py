@@ -143,16 +143,16 @@ def _uncast_source(node: fx.Node) -> fx.Node | None:
 
 def static_work(evidence: Evidence) -> Iterator[Finding]:
     """Masks, positions and other values that no input changes, computed anew at each call."""
-    lines: dict[tuple[Graph, str], list[fx.Node]] = defaultdict(list)
+    files: dict[tuple[Graph, str], list[fx.Node]] = defaultdict(list)
     for graph, node in evidence.calls():
         cast = op_name(node) in CASTS and any(graph.roles.get(a) for a in node.all_input_nodes)
         if node in evidence.static[graph] and not is_view(node) and not cast:
-            lines[graph, source_of(node)].append(node)
-    for (graph, _), nodes in lines.items():
-        names = ", ".join(dict.fromkeys(op_name(n) for n in nodes))
+            files[graph, source_of(node).rpartition(":")[0]].append(node)
+    for (graph, _), nodes in files.items():
+        nodes.sort(key=lambda n: evidence.us([n]), reverse=True)  # where most of it is comes first
         one = evidence.finding(
             "static work",
-            f"{names} depend on no input, and are computed anew at each call",
+            f"{_listed(nodes)} depend on no input, and are computed anew at each call",
             nodes,
             "compute them once and keep the result as a buffer",
             graph=graph,
