@@ -24,6 +24,7 @@ from autokernel import scheduler
 from autokernel.errors import AutokernelError, UsageError
 from autokernel.interrupt import Interrupt
 from autokernel.loop import TaskLoop, TaskResult
+from autokernel.profile_records import break_lines
 from autokernel.proposers.base import Proposer
 from autokernel.proposers.llm import LLMProposer, Spending, make_provider
 from autokernel.proposers.playbook import PlaybookProposer, StarterProposer
@@ -145,7 +146,8 @@ def _run(session: Session, judge: Judge, options: Options, provider: Provider | 
             )
 
         if session.extracted() is None:
-            session.graphs()  # will be needed, and the judge is still starting
+            for line in break_lines(session.graphs().breaks):  # captured now: the judge is still starting
+                out.print(line, markup=False)
         with working("Measuring the baselines of the whole model …", out):
             whole_model().baselines()
         interrupt.check()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .capture.graph_breaks import GraphBreak, total
 from .hardware import Ceilings, Device
 
 if TYPE_CHECKING:
@@ -61,11 +63,43 @@ class Leftover:
 
 
 @dataclass(slots=True)
+class Finding:
+    """One reason why the model is slow.
+
+    ``time_us`` is what it concerns in one forward pass, as measured; with ``up_to`` only a part of that can
+    go away.  ``count`` is how often it occurs in a pass, ``modules`` and ``source`` (``file:line``, or empty)
+    say where, ``remedy`` what autokernel does about it or the user can do.
+    """
+
+    kind: str
+    cause: str
+    remedy: str
+    time_us: float
+    up_to: bool = False
+    count: int = 1
+    modules: list[str] = field(default_factory=list)
+    source: str = ""
+
+    def __str__(self) -> str:
+        """One line: time, kind, cause, where, remedy."""
+        bound = "up to " if self.up_to else ""
+        times = f" over {self.count} calls" if self.count > 1 and self.kind != "graph break" else ""
+        place = self.source if self.source and self.source not in self.cause else ""
+        where = ", ".join(text for text in (_modules(self.modules), place) if text)
+        return (
+            f"{bound}{duration(self.time_us)}{times} [{self.kind}] {self.cause}"
+            f"{f' ({where})' if where else ''}. Remedy: {self.remedy}."
+        )
+
+
+@dataclass(slots=True)
 class Profile:
     """The time of one forward pass and how it divides.
 
     ``wall_us`` is the eager model's latency, ``total_us`` the sum of the attributed times (on a GPU the
     device's busy time, so that the difference is launch gaps).  ``regions`` come best gain first.
+    ``outside_us`` is what a pass spends outside of Dynamo's graphs; None without ``graph_breaks``.
+    ``findings`` come most time first.
     """
 
     model: str
@@ -78,6 +112,9 @@ class Profile:
     allow_tf32: bool
     regions: list[RegionProfile]
     leftover: list[Leftover]
+    graph_breaks: list[GraphBreak] = field(default_factory=list)
+    outside_us: float | None = None
+    findings: list[Finding] = field(default_factory=list)
     partitions: list[Partition] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -118,12 +155,16 @@ class Profile:
         ]
         if self.graphs > 1:
             lines.append(f"Dynamo cut the model into {self.graphs} graphs; regions don't cross them")
+        lines += break_lines(self.graph_breaks)
         rest = [entry for entry in self.leftover if entry.share >= 0.001]
         lines += [
             f"  not in a region: {entry.share:.1%} {' → '.join(entry.ops[:6])}"
             f"{' …' if len(entry.ops) > 6 else ''} (×{entry.call_count})"
             for entry in rest
         ]
+        if self.findings:
+            lines.append("Why it is slow, by the time at stake in one pass:")
+            lines += [f"  {number}. {one}" for number, one in enumerate(self.findings, start=1)]
         return lines
 
     def to_json(self) -> dict[str, Any]:
@@ -146,8 +187,19 @@ class Profile:
         data["device"] = Device(**data["device"])
         data["ceilings"] = Ceilings(**data["ceilings"])
         data["regions"] = [RegionProfile(**r) for r in data["regions"]]
+        data["findings"] = [Finding(**entry) for entry in data.get("findings", ())]
+        data["graph_breaks"] = [GraphBreak(**entry) for entry in data.get("graph_breaks", ())]
         data["leftover"] = [Leftover(**entry) for entry in data["leftover"]]
         return cls(**data)
+
+
+def break_lines(breaks: Sequence[GraphBreak]) -> list[str]:
+    """What to say about graph breaks: how many, and one line for each place."""
+    if not breaks:
+        return []
+    times, places = total(breaks), len(breaks)
+    head = f"{times} graph break{'s' * (times != 1)}" + (f" at {places} places" if places > 1 else "")
+    return [f"{head}:", *(f"  {one}" for one in breaks)]
 
 
 def duration(us: float) -> str:

@@ -1,10 +1,9 @@
 """Where a model's time goes, region by region, and what each region could give.
 
-The captured graph runs node by node under torch.profiler, every node in a range that names its region, so
-the nodes of one region may lie anywhere in the graph.  On a GPU a region's time is that of the kernels
-launched inside its ranges (device time, without launch gaps); on a CPU it is the time inside torch's own
-operators (without Python).  Both are the eager graph's times: what torch.compile already fuses for free
-shows as head-room here, and only the judge, which measures against torch.compile, tells the two apart.
+The captured graph runs node by node under torch.profiler (`node_times`); a region's time is that of its
+nodes, which may lie anywhere in the graph.  These are the eager graph's times: what torch.compile already
+fuses for free shows as head-room here, and only the judge, which measures against torch.compile, tells the
+two apart.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
-from torch.autograd.profiler_util import DeviceType  # pyright: ignore[reportPrivateImportUsage]
-from torch.profiler import ProfilerActivity, record_function
 
 from . import hardware, roofline, torch_flags
-from .capture.graph import Graph
-from .capture.nodes import op_name, storages, written_storages
+from .capture.graph import Capture, Graph
+from .capture.nodes import op_name
+from .findings import Evidence, find
 from .masks import kept_scores
+from .node_times import BUDGET_S, UNKNOWN, fresh_arguments, node_times, synchronize
 from .profile_records import Leftover, Profile, RegionProfile
 from .regions.partition import Partition, partition
 from .regions.region import Region
@@ -31,12 +30,7 @@ from .regions.region import Region
 if TYPE_CHECKING:
     from .capture.source import LoadedModel
 
-__all__ = ["Leftover", "Profile", "RegionProfile", "profile"]
-
-_RANGE = "autokernel::"
-_STEP = "autokernel-step::"
-_BUDGET_S = 4.0
-_STEPS = (3, 10)
+__all__ = ["Leftover", "Profile", "RegionProfile", "fresh_arguments", "profile"]
 
 
 def profile(
@@ -57,7 +51,8 @@ def profile(
     with torch.no_grad():
         wall_us = _wall_us(loaded, where)
         units = _Units(partitions)
-        times, steps = _measure(graphs, units, where, wall_us)
+        by_node, unknown, steps = node_times(graphs, where, wall_us)
+        times = units.settle(by_node, unknown)
     total = sum(times.values())
     tf32 = torch_flags.tf32()
     regions = [
@@ -65,7 +60,7 @@ def profile(
         for sites in _by_fingerprint(partitions).values()
     ]
     regions.sort(key=lambda r: (r.gain or 0.0, r.share), reverse=True)
-    return Profile(
+    result = Profile(
         model=loaded.name,
         device=where,
         ceilings=limits,
@@ -76,8 +71,16 @@ def profile(
         allow_tf32=tf32.products,
         regions=regions,
         leftover=_leftover(units, times, total),
+        graph_breaks=graphs.breaks if isinstance(graphs, Capture) else [],
+        outside_us=graphs.outside_us if isinstance(graphs, Capture) else None,
         partitions=partitions,
     )
+    result.findings = find(
+        Evidence(
+            partitions, by_node, where, limits, wall_us, total, tf32, result.graph_breaks, result.outside_us
+        )
+    )
+    return result
 
 
 def _by_fingerprint(partitions: Iterable[Partition]) -> dict[str, list[Region]]:
@@ -102,12 +105,13 @@ def _region_profile(
     floor = roofline.roofline_us(least, moved, dtype, limits, allow_tf32=tf32.allows(region.family))
     memory = roofline.roofline_us(0.0, moved, dtype, limits)
     share = time_us / total_us if total_us else 0.0
-    room = roofline.head_room(time_us / len(sites), floor)
+    calls = sum(site.graph.calls for site in sites)
+    room = roofline.head_room(time_us / calls, floor)
     paths = list(dict.fromkeys(path for site in sites for path in site.module_paths))
     return RegionProfile(
         family=region.family,
         fingerprint=region.fingerprint,
-        call_count=len(sites),
+        call_count=calls,
         module_paths=paths,
         ops=[op_name(n) for n in region.nodes],
         time_us=time_us,
@@ -122,7 +126,7 @@ def _region_profile(
     )
 
 
-# --- running and attributing ------------------------------------------------------------------------------
+# --- attributing ------------------------------------------------------------------------------
 
 
 class _Units:
@@ -134,7 +138,7 @@ class _Units:
 
     def __init__(self, partitions: Sequence[Partition]) -> None:
         self.of_region: dict[Region, str] = {}
-        self.label: dict[fx.Node, str] = {}
+        self.label: dict[fx.Node, str] = {}  # node -> key of its unit
         self.chains: dict[str, tuple[Partition, list[fx.Node]]] = {}
         self.shared: dict[str, list[str]] = {}
         for index, part in enumerate(partitions):
@@ -156,17 +160,17 @@ class _Units:
                     else:
                         self.chains[key] = (part, [node])
 
-    def settle(self, times: dict[str, float]) -> dict[str, float]:
-        """Share out the static nodes' time."""
+    def settle(self, by_node: dict[fx.Node, float], unknown: float) -> dict[str, float]:
+        """Microseconds per unit; the static nodes' time is shared out."""
+        times: dict[str, float] = defaultdict(float)
+        for node, us in by_node.items():
+            times[self.label[node]] += us
         settled = {key: times.get(key, 0.0) for key in [*self.of_region.values(), *self.chains]}
         for key, owners in self.shared.items():
             for owner in owners:
                 settled[owner] += times.get(key, 0.0) / len(owners)
-        settled[_UNKNOWN] = times.get(_UNKNOWN, 0.0)  # device work that no range launched
+        settled[UNKNOWN] = unknown  # device work that no range launched
         return settled
-
-
-_UNKNOWN = "unattributed"
 
 
 def _chains(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
@@ -188,130 +192,29 @@ def _chains(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
     return list(groups.values())
 
 
-class _Ranged(fx.Interpreter):
-    """Runs a graph with every op in a profiler range named after its unit."""
-
-    def __init__(self, gm: fx.GraphModule, label: dict[fx.Node, str]) -> None:
-        super().__init__(gm)
-        self._label = label
-
-    def run_node(self, n: fx.Node) -> Any:
-        key = self._label.get(n)
-        if key is None:
-            return super().run_node(n)
-        with record_function(_RANGE + key):
-            return super().run_node(n)
-
-
-def _measure(
-    graphs: Sequence[Graph], units: _Units, where: hardware.Device, wall_us: float
-) -> tuple[dict[str, float], int]:
-    """Median microseconds per unit over some steps, after a warm-up, and the number of steps."""
-    runners = [(_Ranged(graph.gm, units.label), graph) for graph in graphs]
-
-    def step() -> None:
-        for runner, graph in runners:
-            runner.run(*fresh_arguments(graph))
-        _synchronize(where)
-
-    step()
-    activities = [ProfilerActivity.CPU]
-    if where.kind == "cuda":
-        step()
-        activities.append(ProfilerActivity.CUDA)
-    steps = int(min(max(_BUDGET_S * 1e6 / max(wall_us, 1.0), _STEPS[0]), _STEPS[1]))
-    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
-        for number in range(steps):
-            with record_function(f"{_STEP}{number}"):
-                step()
-    times = _attribute(profiler.events() or (), steps, where)
-    return units.settle(times), steps
-
-
-def _attribute(events: Iterable[Any], steps: int, where: hardware.Device) -> dict[str, float]:
-    """Median microseconds per unit and step, from the profiler's events."""
-    per_step: list[dict[str, float]] = [defaultdict(float) for _ in range(steps)]
-    device_us = 0.0
-    for event in events:
-        if event.device_type != DeviceType.CPU:
-            if not event.is_user_annotation and not _is_range(event.name):
-                device_us += event.time_range.elapsed_us()
-            continue
-        found = _place(event)
-        if found is None:
-            continue
-        number, key = found
-        if where.kind == "cuda":
-            # The driver's own records may carry an operator's number by chance, and with it its kernels.
-            if not event.name.startswith(_RUNTIME):
-                per_step[number][key] += sum(k.duration for k in event.kernels if not _is_range(k.name))
-        elif not _is_range(event.name):  # a range's own time is Python's
-            per_step[number][key] += event.self_cpu_time_total
-    keys = {key for one in per_step for key in one}
-    times = {key: statistics.median(one.get(key, 0.0) for one in per_step) for key in keys}
-    attributed = sum(sum(one.values()) for one in per_step)
-    if where.kind == "cuda" and device_us > attributed:
-        times[_UNKNOWN] = (device_us - attributed) / steps
-    return times
-
-
-_RUNTIME = ("cuda", "cuLaunch", "cuMem", "hip")
-
-
-def _is_range(name: str) -> bool:
-    return name.startswith((_RANGE, _STEP))
-
-
-def _place(event: Any) -> tuple[int, str] | None:
-    """The step and the unit whose range an event on the CPU lies in; None outside of ranges."""
-    key: str | None = None
-    node = event
-    while node is not None:
-        if key is None and node.name.startswith(_RANGE):
-            key = node.name.removeprefix(_RANGE)
-        elif key is not None and node.name.startswith(_STEP):
-            return int(node.name.removeprefix(_STEP)), key
-        node = node.cpu_parent
-    return None
-
-
-def fresh_arguments(graph: Graph) -> list[Any]:
-    """The captured call's inputs; what the graph writes is copied, so that every run is the first."""
-    written = written_storages(graph.nodes)
-    return [
-        value.clone() if isinstance(value, torch.Tensor) and storages(node) & written else value
-        for node, value in zip(graph.placeholders, graph.example_inputs, strict=True)
-    ]
-
-
 def _wall_us(loaded: LoadedModel, where: hardware.Device) -> float:
     """Median latency of the model as it is, on its example inputs, in eager mode."""
     times: list[float] = []
     began = time.perf_counter()
     loaded()
-    _synchronize(where)
-    while len(times) < 2 or (len(times) < 20 and time.perf_counter() - began < _BUDGET_S / 2):
+    synchronize(where)
+    while len(times) < 2 or (len(times) < 20 and time.perf_counter() - began < BUDGET_S / 2):
         start = time.perf_counter()
         loaded()
-        _synchronize(where)
+        synchronize(where)
         times.append((time.perf_counter() - start) * 1e6)
     return statistics.median(times)
-
-
-def _synchronize(where: hardware.Device) -> None:
-    if where.kind == "cuda":
-        torch.cuda.synchronize(where.torch_name)
 
 
 def _leftover(units: _Units, times: dict[str, float], total: float) -> list[Leftover]:
     """Chains outside all regions; equal chains are one entry."""
     found: dict[tuple[str, ...], Leftover] = {}
-    for key, (_, chain) in units.chains.items():
+    for key, (part, chain) in units.chains.items():
         ops = tuple(op_name(n) for n in chain)
         entry = found.setdefault(ops, Leftover(list(ops), 0, 0.0, 0.0))
-        entry.call_count += 1
+        entry.call_count += part.graph.calls
         entry.time_us += times[key]
         entry.share = entry.time_us / total if total else 0.0
-    if times[_UNKNOWN]:
-        found[(_UNKNOWN,)] = Leftover([_UNKNOWN], 1, times[_UNKNOWN], times[_UNKNOWN] / total)
+    if times[UNKNOWN]:
+        found[(UNKNOWN,)] = Leftover([UNKNOWN], 1, times[UNKNOWN], times[UNKNOWN] / total)
     return sorted(found.values(), key=lambda entry: entry.time_us, reverse=True)

@@ -20,7 +20,7 @@ from autokernel.run_folder import RunFolder, RunRecord, run_stem
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autokernel.capture.graph import Graph
+    from autokernel.capture.graph import Capture
     from autokernel.capture.source import LoadedModel, SourceSpec
     from autokernel.playbook.context import StrategyContext
     from autokernel.profiling import Profile
@@ -41,7 +41,7 @@ class Session:
     device: str
     resumed: bool
     out: Console
-    _graphs: list[Graph] | None = field(default=None, repr=False)
+    _graphs: Capture | None = field(default=None, repr=False)
     _regions: dict[str, Region] | None = field(default=None, repr=False)
 
     @classmethod
@@ -101,14 +101,19 @@ class Session:
     def path(self) -> Path:
         return self.folder.path
 
-    def graphs(self) -> list[Graph]:
+    def graphs(self) -> Capture:
         if self._graphs is None:
             from autokernel.capture.graph import capture
 
             with working("Capturing the graph …", self.out):
                 self._graphs = capture(self.loaded.model, self.loaded.args, self.loaded.kwargs)
             if not self._graphs:
-                raise UsageError(f"{self.loaded.spec.model}: Dynamo found no graph in this model")
+                raise UsageError(
+                    " ".join(
+                        [f"{self.loaded.spec.model}: Dynamo found no graph in this model"]
+                        + [f"- {one}" for one in self._graphs.breaks]
+                    )
+                )
         return self._graphs
 
     def profile(self) -> Profile:

@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("hardware", "results", "run_folder"),
     ("capture",),
     ("regions", "roofline", "profile_records", "bound"),
-    ("masks", "profiling"),
+    ("masks", "node_times", "findings", "profiling"),
     ("backends", "judge"),
     ("playbook",),
     ("proposers", "extraction", "reference_text", "reference_task"),

@@ -18,8 +18,9 @@ from autokernel.capture.graph import Graph, capture
 from autokernel.capture.source import LoadedModel, SourceSpec, load
 from autokernel.hardware import Ceilings, Device
 from autokernel.masks import kept_scores
+from autokernel.node_times import attribute
 from autokernel.profile_records import TABLE_COLUMNS, Profile, duration
-from autokernel.profiling import _attribute, _chains, fresh_arguments, profile
+from autokernel.profiling import _chains, fresh_arguments, profile
 from autokernel.regions.partition import partition
 
 CEILINGS = Ceilings(1e11, {"float32": 1e12, "float16": 1e12})
@@ -198,7 +199,7 @@ def test_chains_are_connected_components() -> None:
 
 
 class Event(SimpleNamespace):
-    """What `_attribute` reads of a profiler event; times in microseconds."""
+    """What `attribute` reads of a profiler event; times in microseconds."""
 
     def __init__(
         self, name: str, parent: Event | None = None, *, kernels: dict[str, float] | None = None
@@ -227,7 +228,7 @@ def test_kernels_go_to_the_range_that_launched_them() -> None:
         events += [on_device("gemm", 10.0 * factor), on_device("triton_kernel", 4.0), on_device("exp", 1.0)]
         events += [on_device("autokernel::0.r0", 999.0, True), on_device("stray", 2.0)]
     gpu = Device("test", "sm_90", "cuda")
-    assert _attribute(events, 3, gpu) == {
+    assert attribute(events, 3, gpu) == {
         "0.r0": 21.0,  # the median step
         "0.r1": 4.0,
         "unattributed": pytest.approx(2.0),

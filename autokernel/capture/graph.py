@@ -8,14 +8,19 @@ a fake tensor in ``meta["example_value"]``.  Extraction (`capture`) and reinsert
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from autokernel.capture.nest import of_its_own
+from autokernel.capture import graph_breaks
+from autokernel.capture.graph_breaks import GraphBreak
+from autokernel.capture.nest import of_its_own, tensors_of
 from autokernel.capture.nodes import op_name, storages, written_storages
 from autokernel.capture.simplify import simplify
 from autokernel.records import Role
@@ -26,7 +31,8 @@ class Graph:
     """One Dynamo graph with what the rest of autokernel asks about it.
 
     ``example_inputs`` are the real values that Dynamo called the backend with, one per placeholder: live
-    parameters and buffers, and the activations of the captured call.
+    parameters and buffers, and the activations of the captured call.  ``calls`` is how often one forward pass
+    runs the graph: more than once where a graph break leaves it inside a layer or a loop.
     """
 
     gm: fx.GraphModule
@@ -34,6 +40,7 @@ class Graph:
     index: int = 0
     roles: dict[fx.Node, Role] = field(default_factory=dict)
     dynamic: bool = False
+    calls: int = 1
 
     def __post_init__(self) -> None:
         if not self.needs_autograd:  # else the code that runs is the user's own
@@ -134,22 +141,101 @@ def _attribute(module: nn.Module, path: str) -> Any:
 # --- capture --------------------------------------------------------------------------------------------
 
 
-def capture(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> list[Graph]:
+class Capture(list[Graph]):
+    """A model's graphs in the order they ran first, and the ``breaks`` between them.
+
+    ``outside_us`` is the time that one forward pass spends outside the graphs once all are compiled: Python,
+    and what it runs op by op; None where there is no break.
+    """
+
+    def __init__(self, graphs: Iterable[Graph] = ()) -> None:
+        super().__init__(graphs)
+        self.breaks: list[GraphBreak] = []
+        self.outside_us: float | None = None
+
+
+def capture(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Capture:
     """Run ``model(*args, **kwargs)`` once under Dynamo and return its graphs in the order they ran.
 
-    Shapes are captured static.  The model is left as it was; Dynamo's caches are reset before and after.
+    Shapes are captured static.  The model is left as it was; Dynamo's caches are reset before and after.  A
+    model with graph breaks runs a few times more, to time and to count them; that leaves no trace in its
+    buffers and its inputs, but attributes in Python that it changes at each call go on changing.
     """
-    graphs: list[Graph] = []
+    found = Capture()
+    inside = _Inside()
 
     def backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        graphs.append(Graph(gm, list(example_inputs), index=len(graphs)))
-        return gm.forward
+        graph = Graph(gm, list(example_inputs), index=len(found), calls=0)
+        found.append(graph)
+        return inside.timed(graph)
 
     torch._dynamo.reset()
-    own: tuple[tuple[Any, ...], dict[str, Any]] = of_its_own((tuple(args), kwargs or {}))
     try:
-        with torch.no_grad():
-            torch.compile(model, backend=backend, dynamic=False)(*own[0], **own[1])
+        with torch.no_grad(), graph_breaks.watch() as heard:
+            compiled = torch.compile(model, backend=backend, dynamic=False)
+
+            def run(called: Callable[..., Any]) -> None:
+                own: tuple[tuple[Any, ...], dict[str, Any]] = of_its_own((tuple(args), kwargs or {}))
+                called(*own[0], **own[1])
+
+            run(compiled)
+            found.breaks = graph_breaks.explained(list(heard), len(found), model)
+            if found.breaks:
+                with _put_back([*model.buffers(), *tensors_of((args, kwargs))]):
+                    found.outside_us = inside.outside_us(lambda: run(compiled))
+                    found.breaks = graph_breaks.count(found.breaks, lambda: run(model))
     finally:
         torch._dynamo.reset()
-    return graphs
+    for graph in found:
+        graph.calls = max(1, graph.calls)
+    return found
+
+
+class _Inside:
+    """Counts the runs of graphs, and times them once it is asked to."""
+
+    def __init__(self) -> None:
+        self._us = 0.0
+        self._counting = True
+
+    def timed(self, graph: Graph) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            if self._counting:
+                graph.calls += 1
+                return graph.gm.forward(*args)
+            _synchronize(args)
+            began = time.perf_counter()
+            result = graph.gm.forward(*args)
+            _synchronize(args)
+            self._us += (time.perf_counter() - began) * 1e6
+            return result
+
+        return run
+
+    def outside_us(self, run: Callable[[], object]) -> float:
+        """Median time of ``run()`` outside of all graphs."""
+        self._counting = False
+        times = []
+        for _ in range(3):
+            self._us = 0.0
+            began = time.perf_counter()
+            run()
+            times.append((time.perf_counter() - began) * 1e6 - self._us)
+        return statistics.median(times)
+
+
+def _synchronize(values: Iterable[Any]) -> None:
+    for device in {v.device for v in values if isinstance(v, Tensor) and v.is_cuda}:
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _put_back(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Whatever happens to ``tensors``, they are as before afterwards."""
+    saved = [(tensor, tensor.clone()) for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, value in saved:
+            if not torch.equal(tensor, value):
+                tensor.copy_(value)
