@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor, fx
 
-from autokernel.capture.nodes import fake_value, op_name
+from autokernel.capture.nodes import fake_value, op_name, storages
 
 CASTS = frozenset({"float", "half", "bfloat16", "double", "to", "type_as"})
 MOVEMENT = frozenset(
@@ -195,6 +195,12 @@ def absorb_users(nodes: set[fx.Node], allowed: Callable[[fx.Node], bool], static
 
 def is_movement(node: fx.Node) -> bool:
     return op_name(node) in MOVEMENT
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the node only looks at its input's memory in another way, and so costs nothing to compute."""
+    made = storages(node)
+    return is_movement(node) and bool(made) and made <= {s for a in node.all_input_nodes for s in storages(a)}
 
 
 def is_scalar_scaling(node: fx.Node) -> bool:
