@@ -31,6 +31,8 @@ def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
             continue
         if op_name(node) == "scaled_dot_product_attention":
             core: set[fx.Node] | None = {node}
+        elif op_name(node) == "multi_head_attention_forward":
+            core = {node, *(u for u in node.users if free(u))}
         elif op_name(node) == "softmax":
             core = _by_hand(node, static, free)
         else:
