@@ -37,6 +37,19 @@ class Partition:
             groups[region.fingerprint].append(region)
         return dict(groups)
 
+    def coverage(self) -> tuple[int, int]:
+        """How many of the ops lie in regions, and how many there are.
+
+        An op is a node that computes or writes tensors when the model is called: no view, and nothing that
+        depends on the model's own tensors alone.
+        """
+        inside = sum(_is_op(n) for region in self.regions for n in region.nodes)
+        return inside, inside + sum(_is_op(n) for n in self.leftover)
+
+
+def _is_op(node: fx.Node) -> bool:
+    return (bool(storages(node)) or bool(writes(node))) and not is_view(node)
+
 
 def partition(graph: Graph) -> Partition:
     """Find the regions of ``graph``; a graph with symbolic shapes has none."""
