@@ -201,7 +201,9 @@ def _moments(value: Tensor | None) -> tuple[float, float]:
     if value.is_complex():
         return 0.0, float(torch.view_as_real(value.resolve_conj()).float().std()) or 1.0
     wide = value.to(torch.float32 if value.dtype != torch.float64 else torch.float64)
-    wide = wide[wide.abs() < torch.finfo(wide.dtype).max / 2]  # neither infinite, nor what stands for it in a mask
+    wide = wide[
+        wide.abs() < torch.finfo(wide.dtype).max / 2
+    ]  # neither infinite, nor what stands for it in a mask
     if wide.numel() == 0:
         return 0.0, 1.0
     mean = float(wide.mean())

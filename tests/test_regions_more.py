@@ -1,4 +1,4 @@
-"""More of real models in regions: attention as libraries write it, linears in all spellings, pooling, look-ups."""
+"""More of real models in regions: attention as libraries write it, all spellings of a linear, pooling."""
 
 from __future__ import annotations
 
@@ -199,7 +199,11 @@ def test_a_gate_of_matrix_products() -> None:
 
 def test_products_of_two_activations_are_no_linears() -> None:
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        return x @ y, torch.addmm(x[0, 0], y.view(-1, 4)[:4], self.w[:4, :4]), torch.einsum("bij,bjk->bik", x, y)
+        return (
+            x @ y,
+            torch.addmm(x[0, 0], y.view(-1, 4)[:4], self.w[:4, :4]),
+            torch.einsum("bij,bjk->bik", x, y),
+        )
 
     graph = graph_of(module(forward, **weights()), torch.randn(2, 4, 4), torch.randn(2, 4, 4))
     assert not {"linear", "sibling_linears"} & set(families(graph))

@@ -18,7 +18,9 @@ from autokernel.capture.nodes import op_name
 from autokernel.regions import ops
 from autokernel.regions.match import Free, Match
 
-_RESHAPES = frozenset({"contiguous", "view", "reshape", "flatten", "unflatten"})  # heads into the batch and back
+_RESHAPES = frozenset(
+    {"contiguous", "view", "reshape", "flatten", "unflatten"}
+)  # heads into the batch and back
 _SCORE_OPS = (
     frozenset({"add", "sub", "mul", "div", "masked_fill", "where", "clamp", "tanh"}) | _RESHAPES | ops.CASTS
 )

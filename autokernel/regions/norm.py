@@ -1,4 +1,4 @@
-"""Norms: calls of layer_norm, rms_norm, group_norm, instance_norm, or a row norm by hand; a residual add in front."""
+"""Norms: calls of layer, RMS, group or instance norm, or a row norm by hand; with a residual add in front."""
 
 from __future__ import annotations
 

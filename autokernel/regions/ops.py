@@ -9,39 +9,43 @@ from torch import Tensor, fx
 from autokernel.capture.nodes import arguments, fake_value, op_name, storages
 
 CASTS = frozenset({
-    "float", "half", "bfloat16", "double", "to", "type_as", "int", "long", "bool", "short", "char", "byte",
+    "float", "half", "bfloat16", "double", "to", "type_as", "int", "long", "bool", "short", "char",
+    "byte",
 })  # fmt: skip
 MOVEMENT = frozenset({
-    "view", "reshape", "transpose", "permute", "contiguous", "expand", "expand_as", "unsqueeze", "squeeze", "flatten",
-    "unflatten", "getitem", "split", "chunk", "t", "repeat_interleave", "view_as", "narrow", "select", "movedim",
-    "unbind", "clone", "repeat", "tile", "broadcast_to", "roll", "flip", "pad", "reshape_as", "tensor_split",
-    "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
+    "view", "reshape", "transpose", "permute", "contiguous", "expand", "expand_as", "unsqueeze",
+    "squeeze", "flatten", "unflatten", "getitem", "split", "chunk", "t", "repeat_interleave", "view_as",
+    "narrow", "select", "movedim", "unbind", "clone", "repeat", "tile", "broadcast_to", "roll", "flip",
+    "pad", "reshape_as", "tensor_split", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
 })  # fmt: skip
 ACTIVATIONS = frozenset({
-    "gelu", "relu", "silu", "sigmoid", "tanh", "mish", "softplus", "hardswish", "hardsigmoid", "relu6", "elu",
-    "leaky_relu", "hardtanh", "selu", "celu", "swish", "logsigmoid", "erf", "softsign", "tanhshrink", "hardshrink",
-    "softshrink", "threshold",
+    "gelu", "relu", "silu", "sigmoid", "tanh", "mish", "softplus", "hardswish", "hardsigmoid", "relu6",
+    "elu", "leaky_relu", "hardtanh", "selu", "celu", "swish", "logsigmoid", "erf", "softsign",
+    "tanhshrink", "hardshrink", "softshrink", "threshold",
 })  # fmt: skip
 POINTWISE = frozenset({
-    "add", "sub", "mul", "div", "neg", "abs", "exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "sqrt", "rsqrt",
-    "pow", "square", "reciprocal", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "maximum", "minimum",
-    "clamp", "clamp_min", "clamp_max", "clip", "where", "masked_fill", "nan_to_num", "eq", "ne", "lt", "le", "gt", "ge",
-    "and_", "or_", "xor", "invert", "invert_bool", "logical_and", "logical_or", "logical_xor", "sign", "floor", "ceil",
-    "round", "trunc", "frac", "addcmul", "addcdiv", "lerp", "rsub", "floordiv", "floor_divide", "mod", "remainder",
-    "fmod", "erfc", "atan2", "logaddexp", "isnan", "isfinite", "isinf", "ones_like", "zeros_like", "full_like",
-    "view_as_complex", "view_as_real", "polar", "cat", "stack", "rotate_half", "prelu", "glu", "tril", "triu",
+    "add", "sub", "mul", "div", "neg", "abs", "exp", "exp2", "log", "log2", "log10", "log1p", "expm1",
+    "sqrt", "rsqrt", "pow", "square", "reciprocal", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos",
+    "atan", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "clip", "where", "masked_fill",
+    "nan_to_num", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "invert", "invert_bool",
+    "logical_and", "logical_or", "logical_xor", "sign", "floor", "ceil", "round", "trunc", "frac",
+    "addcmul", "addcdiv", "lerp", "rsub", "floordiv", "floor_divide", "mod", "remainder", "fmod",
+    "erfc", "atan2", "logaddexp", "isnan", "isfinite", "isinf", "ones_like", "zeros_like", "full_like",
+    "view_as_complex", "view_as_real", "polar", "cat", "stack", "rotate_half", "prelu", "glu", "tril",
+    "triu",
 }) | ACTIVATIONS | CASTS  # fmt: skip
-GATHERS = frozenset({"gather", "index_select", "take_along_dim", "interpolate", "upsample", "unfold", "one_hot"})
+GATHERS = frozenset(
+    {"gather", "index_select", "take_along_dim", "interpolate", "upsample", "unfold", "one_hot"}
+)
 """What reads other elements of its input than its own, each as it stands: look-ups and resampling."""
 POOLS = frozenset(
-    f"{kind}_pool{n}d"
-    for kind in ("max", "avg", "adaptive_max", "adaptive_avg", "lp")
-    for n in (1, 2, 3)
+    f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_max", "adaptive_avg", "lp") for n in (1, 2, 3)
 )
 REDUCTIONS = frozenset({
-    "sum", "mean", "amax", "amin", "var", "std", "softmax", "log_softmax", "layer_norm", "rms_norm", "norm",
-    "vector_norm", "prod", "argmax", "argmin", "max", "min", "any", "all", "cumsum", "cumprod", "logsumexp",
-    "normalize", "cosine_similarity", "topk", "sort", "argsort", "softmin", "local_response_norm",
+    "sum", "mean", "amax", "amin", "var", "std", "softmax", "log_softmax", "layer_norm", "rms_norm",
+    "norm", "vector_norm", "prod", "argmax", "argmin", "max", "min", "any", "all", "cumsum", "cumprod",
+    "logsumexp", "normalize", "cosine_similarity", "topk", "sort", "argsort", "softmin",
+    "local_response_norm",
 }) | POOLS  # fmt: skip
 MATMULS = frozenset({"matmul", "bmm", "baddbmm", "einsum"})
 SCALING = frozenset({"mul", "div"})
@@ -108,8 +112,8 @@ _FLAT_LINEARS = frozenset({"addmm", "mm"})  # take matrices only: models flatten
 def linear_input(node: fx.Node, static: set[fx.Node]) -> fx.Node | None:
     """The input x of a linear map whose weight (and bias) are the model's own; None if ``node`` is none.
 
-    All spellings count: ``linear``, a matrix product, ``einsum`` or ``tensordot`` with one static operand, and
-    ``addmm`` and ``baddbmm`` that add a static bias.
+    All spellings count: ``linear``, a matrix product, ``einsum`` or ``tensordot`` with one static operand,
+    and ``addmm`` and ``baddbmm`` that add a static bias.
     """
     name = op_name(node)
     if node.op not in ("call_function", "call_method"):
@@ -131,22 +135,24 @@ def linear_input(node: fx.Node, static: set[fx.Node]) -> fx.Node | None:
 
 
 def is_parameter_linear(node: fx.Node, static: set[fx.Node]) -> bool:
-    """Whether `linear_input` finds ``node`` to be a linear map by the model's own weight."""
+    """Whether ``node`` is a linear map by the model's own weight; see `linear_input`."""
     return linear_input(node, static) is not None
 
 
 def whole_linear(linear: fx.Node, static: set[fx.Node], free: Callable[[fx.Node], bool]) -> set[fx.Node]:
     """``linear`` with what its spelling puts around it.
 
-    Where it takes matrices only that is ``x.view(-1, k)`` in front and ``view(..., n)`` behind it; where it has no
-    bias of its own, the add of one.
+    Where it takes matrices only that is ``x.view(-1, k)`` in front and ``view(..., n)`` behind it; where it
+    has no bias of its own, the add of one.
     """
     nodes, last = {linear}, linear
     if op_name(linear) == "linear":
         return nodes
 
     def reshapes(node: fx.Node) -> bool:
-        return free(node) and node not in static and op_name(node) in ("view", "reshape", "flatten", "unflatten")
+        return (
+            free(node) and node not in static and op_name(node) in ("view", "reshape", "flatten", "unflatten")
+        )
 
     if op_name(linear) in _FLAT_LINEARS:
         nodes |= {a for a in linear.all_input_nodes if reshapes(a) and len(a.users) == 1}

@@ -1,10 +1,10 @@
 """Cut a graph into regions.  The same function serves extraction and reinsertion.
 
-A region is accepted only if it can be run as one step: every edge is one plain tensor, and the graph in which
-each accepted region is a single node stays free of cycles.  Memory that the graph writes in place is read by a
-region only behind the last write to it, is never written by one, and never handed out by one as a view: then
-what the region reads is the same wherever it runs behind that write.  (Memory is told apart by storage, as it
-was in the captured call.)
+A region is accepted only if it can be run as one step: every edge is one plain tensor, and the graph in
+which each accepted region is a single node stays free of cycles.  Memory that the graph writes in place is
+read by a region only behind the last write to it, is never written by one, and never handed out by one as a
+view: then what the region reads is the same wherever it runs behind that write.  (Memory is told apart by
+storage, as it was in the captured call.)
 """
 
 from __future__ import annotations
@@ -98,7 +98,11 @@ def touching_before_the_last_write(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     if not last:
         return set()
     touched = ({s for n in (node, *node.all_input_nodes) for s in storages(n)} for node in nodes)
-    return {n for i, (n, own) in enumerate(zip(nodes, touched, strict=True)) if any(last.get(s, -1) >= i for s in own)}
+    return {
+        n
+        for i, (n, own) in enumerate(zip(nodes, touched, strict=True))
+        if any(last.get(s, -1) >= i for s in own)
+    }
 
 
 def _region(graph: Graph, match: Match, static: set[fx.Node], free) -> Region | None:
@@ -204,7 +208,9 @@ def _order_of_effects(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
         if node.op in ("placeholder", "get_attr"):
             continue
         written_here = {s for target in writes(node) for s in storages(target)}
-        touched = {s for n in (node, *node.all_input_nodes) for s in storages(n)} & written if written else set()
+        touched = (
+            {s for n in (node, *node.all_input_nodes) for s in storages(n)} & written if written else set()
+        )
         for memory in touched:
             if memory in last_write:
                 after[node].append(last_write[memory])

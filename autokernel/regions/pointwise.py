@@ -1,4 +1,4 @@
-"""What is left: connected chains of pointwise ops, reductions (pooling too), look-ups, and copies to a new layout."""
+"""What is left: connected chains of pointwise ops, reductions (pooling too), look-ups, copies to a layout."""
 
 from __future__ import annotations
 

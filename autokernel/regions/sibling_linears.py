@@ -19,7 +19,11 @@ def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
         if x is None:
             continue
         own = [a for a in node.all_input_nodes if a is not x]
-        spelling = (op_name(node), node.all_input_nodes.index(x), *(a for a in node.args if isinstance(a, str)))
+        spelling = (
+            op_name(node),
+            node.all_input_nodes.index(x),
+            *(a for a in node.args if isinstance(a, str)),
+        )
         key = (_source(x, node), spelling, fake_value(own[-1]).dtype, len(own))
         groups.setdefault(key, []).append(node)
     for linears in groups.values():
