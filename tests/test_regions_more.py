@@ -265,7 +265,7 @@ def test_what_is_no_pointwise_chain_in_the_narrow_sense(name: str, tmp_path) -> 
 
     regions = all_in_regions(graph_of(module(forward), IMAGE))
     assert family in [r.family for r in regions]
-    if HAS_COMPILER and name in ("max_pool2d", "interpolate", "windows", "roll"):
+    if HAS_COMPILER and name in ("max_pool2d", "interpolate", "windows", "roll", "gather"):
         for region in regions:
             starter_is_right(region, IMAGE, tmp_path)
 
