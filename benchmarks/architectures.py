@@ -54,7 +54,7 @@ def row(name: str, kind: str, loaded: LoadedModel) -> tuple[str, ...]:
     order = [*FAMILIES, "reduction"]
     listed = ", ".join(f"{n} {f}" for f, n in sorted(families.items(), key=lambda x: order.index(x[0])))
     time = sum(r.share for r in found.regions)
-    return name, kind, str(ops), f"{inside / ops:.0%}", f"{time:.0%}", listed
+    return name, kind, str(ops), "all" if inside == ops else f"{inside / ops:.1%}", f"{time:.1%}", listed
 
 
 def rows(folder: Path) -> Iterator[tuple[str, ...]]:
