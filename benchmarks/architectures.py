@@ -69,7 +69,8 @@ def main() -> None:
     import transformers
 
     libraries = ", ".join(f"{m.__name__} {m.__version__}" for m in (torch, transformers, timm))
-    print(f"# Architectures\n\n{platform.machine()}, cpu, {libraries}, {date.today()}\n\n{NOTE}\n")
+    threads = f"{torch.get_num_threads()} threads"
+    print(f"# Architectures\n\n{platform.machine()}, cpu, {threads}, {libraries}, {date.today()}\n\n{NOTE}\n")
     print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}")
     with tempfile.TemporaryDirectory() as folder:
         for cells in rows(Path(folder)):
