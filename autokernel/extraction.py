@@ -107,18 +107,30 @@ def _playbook_starter(task: Task, gm: fx.GraphModule, constants: dict[str, Tenso
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph and keeps copies of the values of some nodes, as they were when they were made."""
+    """Runs a graph and keeps copies of the values of some nodes, as they were when they were made.
 
-    def __init__(self, gm: fx.GraphModule, wanted: set[fx.Node]) -> None:
+    Those of ``late`` are kept as they are at the end: regions read them behind the last write to them.
+    """
+
+    def __init__(self, gm: fx.GraphModule, wanted: set[fx.Node], late: set[fx.Node]) -> None:
         super().__init__(gm)
-        self.wanted = wanted
+        self.wanted, self.late = wanted, late
         self.values: dict[fx.Node, Tensor] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        if n in self.wanted:
+        if n in self.late:
+            self.values[n] = value.detach()
+        elif n in self.wanted:
             self.values[n] = lay_out(value.detach(), value.stride())
         return value
+
+    def record(self, *args: Any) -> None:
+        """Run the graph once."""
+        with torch.no_grad():
+            self.run(*args)
+        for n in self.late:
+            self.values[n] = lay_out(self.values[n], self.values[n].stride())
 
 
 def _capture(regions: Iterable[Region]) -> dict[Region, tuple[list[Tensor], list[Tensor]]]:
@@ -129,9 +141,8 @@ def _capture(regions: Iterable[Region]) -> dict[Region, tuple[list[Tensor], list
     found: dict[Region, tuple[list[Tensor], list[Tensor]]] = {}
     for graph, members in by_graph.items():
         wanted = {n for region in members for n in [*region.activations, *region.outputs]}
-        recorder = _Recorder(graph.gm, wanted)
-        with torch.no_grad():
-            recorder.run(*fresh_arguments(graph))
+        recorder = _Recorder(graph.gm, wanted, {n for region in members for n in region.late_inputs})
+        recorder.record(*fresh_arguments(graph))
         for region in members:
             activations = [recorder.values[n] for n in region.activations]
             statics = [value.detach() for value in region.static_values()]

@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from .capture.graph import Graph
 from .capture.nodes import arguments, fake_value, op_name
+from .regions.ops import MATMULS
 from .regions.region import Region
 from .roofline import causal_share
 
@@ -32,8 +33,11 @@ def kept_scores(region: Region) -> float | None:
             return _of_call(region, node)
         if name == "softmax":
             break
-        if name in ("matmul", "bmm", "baddbmm"):
+        if name in MATMULS:
             scores = tuple(fake_value(node).shape)
+            continue
+        if name in ("view", "reshape") and scores and tuple(fake_value(node).shape)[-2:] == scores[-2:]:
+            scores = tuple(fake_value(node).shape)  # heads out of the batch, or into it
             continue
         if name not in ("masked_fill", "where", "add", "sub") or tuple(fake_value(node).shape) != scores:
             continue

@@ -159,7 +159,7 @@ def _docstring(task: Task, arguments: Sequence[str], model: str) -> str:
 def _input(port: Port, value: Tensor | None, stored: bool) -> str:
     """The expression that makes one input."""
     dtype: Any = getattr(torch, port.dtype)
-    keeps = port.role in ("buffer", "constant") or port.dtype == "bool"
+    keeps = port.role in ("buffer", "constant") or port.dtype == "bool" or _is_mask(value)
     if stored and keeps:
         text = (
             f'torch.view_as_complex(saved["{port.name}{RE_IM}"])'
@@ -173,6 +173,13 @@ def _input(port: Port, value: Tensor | None, stored: bool) -> str:
     else:
         text = f"torch.randint(0, {port.high or 2}, {port.shape}, dtype=torch.{port.dtype}, device=DEVICE)"
     return text if _contiguous(port) else f"strided({text}, {port.stride})" + _expanded(port)
+
+
+def _is_mask(value: Tensor | None) -> bool:
+    """Whether it holds minus infinity, or what a dtype has for it: to be added to scores that don't count."""
+    if value is None or not value.is_floating_point() or value.numel() == 0:
+        return False
+    return bool((value <= torch.finfo(value.dtype).min / 2).any())
 
 
 def _expanded(port: Port) -> str:
@@ -194,7 +201,9 @@ def _moments(value: Tensor | None) -> tuple[float, float]:
     if value.is_complex():
         return 0.0, float(torch.view_as_real(value.resolve_conj()).float().std()) or 1.0
     wide = value.to(torch.float32 if value.dtype != torch.float64 else torch.float64)
-    wide = wide[wide.isfinite()]
+    wide = wide[
+        wide.abs() < torch.finfo(wide.dtype).max / 2
+    ]  # neither infinite, nor what stands for it in a mask
     if wide.numel() == 0:
         return 0.0, 1.0
     mean = float(wide.mean())

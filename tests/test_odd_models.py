@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 import autokernel
 from autokernel.capture.graph import Graph, capture
+from autokernel.capture.nodes import storages, written_storages
 from autokernel.capture.source import SourceSpec, load
 from autokernel.errors import UsageError
 from autokernel.extraction import lay_out, relative_error
@@ -71,18 +72,25 @@ def by_strategy(*strategies: Any) -> Callable[[Region], str]:
 
 
 def values_of(graph: Graph) -> dict[fx.Node, Any]:
-    """What every node gives in the captured call, as it was when it was made."""
+    """What every node gives in the captured call, as it was when it was made.
+
+    What lies in memory that the graph writes is given as it is at the end: regions read it behind the writes.
+    """
     values: dict[fx.Node, Any] = {}
+    late: dict[fx.Node, Tensor] = {}
+    written = written_storages(graph.nodes)
 
     class Keep(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
             value = super().run_node(n)
             values[n] = lay_out(value, value.stride()) if isinstance(value, Tensor) else value
+            if isinstance(value, Tensor) and storages(n) & written:
+                late[n] = value
             return value
 
     with torch.no_grad():
         Keep(graph.gm).run(*copy.deepcopy(graph.example_inputs))
-    return values
+        return values | {n: lay_out(value, value.stride()) for n, value in late.items()}
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch._C._functorch import is_functorch_wrapped_tensor
 
@@ -108,14 +109,33 @@ def writes(node: fx.Node) -> list[fx.Node]:
     )
     inplace_operator = name.startswith("i") and name in _INPLACE_OPERATORS
     if inplace_name or inplace_operator or name == "setitem" or node.kwargs.get("inplace") is True:
-        target = node.args[0] if node.args else node.kwargs.get("input")
-        return [target] if isinstance(target, fx.Node) else []
+        return _nodes(node.args[0] if node.args else node.kwargs.get("input"))
     if name == "batch_norm":
         return _running_statistics(node)
     if _positional_inplace(node, name):
         return [a for a in node.args[:1] if isinstance(a, fx.Node)]
-    out = node.kwargs.get("out")
-    return [out] if isinstance(out, fx.Node) else []
+    return _nodes(node.kwargs.get("out")) + _declared_writes(node)
+
+
+def _nodes(value: Any) -> list[fx.Node]:
+    """The node, or those of a list (what ``_foreach_add_`` writes)."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return [v for v in values if isinstance(v, fx.Node)]
+
+
+def _declared_writes(node: fx.Node) -> list[fx.Node]:
+    """What an op of ``torch.ops`` (a custom one) says that it mutates."""
+    target = node.target
+    overloads = [target] if isinstance(target, torch._ops.OpOverload) else []
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        overloads = [getattr(target, name) for name in target.overloads()]
+    found: dict[fx.Node, None] = {}
+    for overload in overloads:
+        for i, argument in enumerate(overload._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = node.kwargs.get(argument.name, node.args[i] if i < len(node.args) else None)
+                found.update(dict.fromkeys(_nodes(given)))
+    return list(found)
 
 
 _INPLACE_OPERATORS = frozenset(

@@ -1,5 +1,8 @@
 """Attention: a call of scaled_dot_product_attention, or matmul → scale → mask → softmax → matmul by hand.
 
+By hand there may be a soft cap (``tanh``) on the scores, a bias that ``baddbmm`` adds, and reshapes between
+(batch, heads) and (batch · heads) on the way.
+
 The region swallows the layout changes around it (head split and merge, ``repeat_kv``), so that a rewrite
 sees where queries, keys and values really come from and may keep grouped heads unexpanded.
 """
@@ -15,10 +18,13 @@ from autokernel.capture.nodes import op_name
 from autokernel.regions import ops
 from autokernel.regions.match import Free, Match
 
+_RESHAPES = frozenset(
+    {"contiguous", "view", "reshape", "flatten", "unflatten"}
+)  # heads into the batch and back
 _SCORE_OPS = (
-    frozenset({"add", "sub", "mul", "div", "masked_fill", "where", "clamp", "contiguous"}) | ops.CASTS
+    frozenset({"add", "sub", "mul", "div", "masked_fill", "where", "clamp", "tanh"}) | _RESHAPES | ops.CASTS
 )
-_WEIGHT_OPS = frozenset({"dropout", "contiguous", "nan_to_num", "mul"}) | ops.CASTS
+_WEIGHT_OPS = frozenset({"dropout", "nan_to_num", "mul"}) | _RESHAPES | ops.CASTS
 
 
 def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
@@ -27,6 +33,8 @@ def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
             continue
         if op_name(node) == "scaled_dot_product_attention":
             core: set[fx.Node] | None = {node}
+        elif op_name(node) == "multi_head_attention_forward":
+            core = {node, *(u for u in node.users if free(u))}
         elif op_name(node) == "softmax":
             core = _by_hand(node, static, free)
         else:
@@ -69,8 +77,9 @@ def _walk_to_values(softmax: fx.Node, free: Free) -> list[fx.Node] | None:
         if not free(user):
             return None
         path.append(user)
-        if op_name(user) in ("matmul", "bmm"):
-            return path if user.args and user.args[0] is node else None
+        if op_name(user) in ops.MATMULS:
+            operands = [a for a in user.args if isinstance(a, fx.Node)]
+            return path if len(operands) == 2 and operands[0] is node else None
         if op_name(user) not in _WEIGHT_OPS:
             return None
         node = user
@@ -82,7 +91,7 @@ def _walk_to_scores(node: fx.Node, static: set[fx.Node], free: Free, depth: int 
     if depth == 0 or node in static or not free(node):
         return None
     name = op_name(node)
-    if name in ("matmul", "bmm", "baddbmm"):
+    if name in ops.MATMULS:
         return [node]
     if name not in _SCORE_OPS:
         return None

@@ -29,7 +29,7 @@ def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
                 free(n) and ops.is_parameter_linear(n, static) and len(n.users) == 1 for n in linears
             ):
                 continue
-            if gate.all_input_nodes[0] is not up.all_input_nodes[0]:
+            if ops.linear_input(gate, static) is not ops.linear_input(up, static):
                 continue
             yield Match("gated_mlp", {gate, up, activation, node})
             break

@@ -1,4 +1,4 @@
-"""A linear layer with its epilogue: activations and scalings that read nothing but its result."""
+"""A linear layer, however it is spelled, with its epilogue: what reads nothing but its result, pointwise."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
     for node in graph.nodes:
         if not free(node) or not ops.is_parameter_linear(node, static):
             continue
-        nodes = {node}
+        core = ops.whole_linear(node, static, free)
+        shapes = {ops.shape(n) for n in core if n is node or n not in node.all_input_nodes}
 
-        def allowed(user: fx.Node, nodes: set[fx.Node] = nodes) -> bool:
-            return (
-                free(user)
-                and op_name(user) in ops.POINTWISE
-                and ops.shape(user) == ops.shape(next(iter(nodes)))
-            )
+        def allowed(user: fx.Node, shapes: set[tuple[int, ...]] = shapes) -> bool:
+            return free(user) and op_name(user) in ops.POINTWISE and ops.shape(user) in shapes
 
+        nodes = set(core)
         ops.absorb_users(nodes, allowed, static)
         if len([n for n in nodes if any(u not in nodes for u in n.users)]) > 1:
-            nodes = {node}  # an inner value is read elsewhere too: leave the epilogue to the pointwise chains
+            nodes = core  # an inner value is read elsewhere too: leave the epilogue to the pointwise chains
         yield Match("linear", nodes)

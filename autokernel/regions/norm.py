@@ -1,4 +1,4 @@
-"""Row norms: layer_norm and rms_norm calls or either written by hand, with a residual add in front."""
+"""Norms: calls of layer, RMS, group or instance norm, or a row norm by hand; with a residual add in front."""
 
 from __future__ import annotations
 
@@ -11,28 +11,11 @@ from autokernel.capture.nodes import op_name
 from autokernel.regions import ops
 from autokernel.regions.match import Free, Match
 
-_CALLS = frozenset({"layer_norm", "rms_norm"})
+_CALLS = frozenset({"layer_norm", "rms_norm", "group_norm", "instance_norm"})
 _STATISTIC = frozenset({"mean", "var", "sum"})
-_INSIDE = (
-    frozenset(
-        {
-            "add",
-            "sub",
-            "mul",
-            "div",
-            "pow",
-            "square",
-            "mean",
-            "var",
-            "sum",
-            "sqrt",
-            "rsqrt",
-            "clamp",
-            "reciprocal",
-        }
-    )
-    | ops.CASTS
-)
+_INSIDE = frozenset({
+    "add", "sub", "mul", "div", "pow", "square", "mean", "var", "sum", "sqrt", "rsqrt", "clamp", "reciprocal",
+}) | ops.CASTS  # fmt: skip
 
 
 def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:

@@ -1,8 +1,10 @@
 """Cut a graph into regions.  The same function serves extraction and reinsertion.
 
-A region is accepted only if it can be run as one step: it never touches a tensor that the graph writes in
-place, every edge is one plain tensor, and the graph in which each accepted region is a single node stays
-free of cycles.
+A region is accepted only if it can be run as one step: every edge is one plain tensor, and the graph in
+which each accepted region is a single node stays free of cycles.  Memory that the graph writes in place is
+read by a region only behind the last write to it, is never written by one, and never handed out by one as a
+view: then what the region reads is the same wherever it runs behind that write.  (Memory is told apart by
+storage, as it was in the captured call.)
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from dataclasses import dataclass
 from torch import fx
 
 from autokernel.capture.graph import Graph
-from autokernel.capture.nodes import inside_transform, op_name, storages, written_storages
+from autokernel.capture.nodes import inside_transform, is_tensor, op_name, storages, writes, written_storages
 from autokernel.regions import FAMILIES
 from autokernel.regions.match import Match
-from autokernel.regions.ops import topological
+from autokernel.regions.ops import is_view, topological
 from autokernel.regions.region import Region
 
 
@@ -35,6 +37,19 @@ class Partition:
             groups[region.fingerprint].append(region)
         return dict(groups)
 
+    def coverage(self) -> tuple[int, int]:
+        """How many of the ops lie in regions, and how many there are.
+
+        An op is a node that computes or writes tensors when the model is called: no view, and nothing that
+        depends on the model's own tensors alone.
+        """
+        inside = sum(_is_op(n) for region in self.regions for n in region.nodes)
+        return inside, inside + sum(_is_op(n) for n in self.leftover)
+
+
+def _is_op(node: fx.Node) -> bool:
+    return (bool(storages(node)) or bool(writes(node))) and not is_view(node)
+
 
 def partition(graph: Graph) -> Partition:
     """Find the regions of ``graph``; a graph with symbolic shapes has none."""
@@ -44,8 +59,8 @@ def partition(graph: Graph) -> Partition:
         return Partition(graph, [], compute)
     static = graph.static_nodes()
     written = written_storages(nodes)
-    blocked = {n for n in nodes if storages(n) & written} if written else set()
-    blocked |= {n for n in compute if inside_transform(n)}
+    transformed = {n for n in compute if inside_transform(n)}
+    blocked = transformed | touching_before_the_last_write(nodes)
     outside = _held_twice(graph)
     owner: dict[fx.Node, int] = {}
     accepted: dict[int, Region] = {}
@@ -56,7 +71,9 @@ def partition(graph: Graph) -> Partition:
     for family in FAMILIES.values():
         for match in list(family.find(graph, static, free)):
             region = _region(graph, match, static, free, outside)
-            if region is None or any(i in blocked for i in region.inputs):
+            if region is None or any(i in transformed for i in region.inputs):
+                continue
+            if written and any(storages(o) & written for o in region.outputs):
                 continue
             number = len(accepted)
             for node in region.nodes:
@@ -72,15 +89,35 @@ def partition(graph: Graph) -> Partition:
     return Partition(graph, regions, leftover)
 
 
+def touching_before_the_last_write(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes that write memory, and those that read or hand out memory which is written after them."""
+    nodes = list(nodes)
+    last: dict[int, int] = {}
+    for i, node in enumerate(nodes):
+        for target in writes(node):
+            last.update(dict.fromkeys(storages(target), i))
+    if not last:
+        return set()
+    touched = ({s for n in (node, *node.all_input_nodes) for s in storages(n)} for node in nodes)
+    return {
+        n
+        for i, (n, own) in enumerate(zip(nodes, touched, strict=True))
+        if any(last.get(s, -1) >= i for s in own)
+    }
+
+
 def _region(
     graph: Graph, match: Match, static: set[fx.Node], free: Callable[[fx.Node], bool], outside: set[int]
 ) -> Region | None:
     if not match.nodes or not all(free(n) for n in match.nodes):
         return None
+    chosen = _without_open_tuples(match.nodes)
+    if all(is_view(n) for n in chosen):
+        return None
     roots = frozenset(
         r for c in match.constants for r in static_roots(c, graph) if graph.roles[r] != "parameter"
     )
-    region = Region(graph, match.family, topological(graph.nodes, match.nodes), static, roots)
+    region = Region(graph, match.family, topological(graph.nodes, chosen), static, roots)
     if not region.well_formed or not region.activations or _ties(region) & outside:
         return None
     return region
@@ -99,6 +136,24 @@ def _ties(region: Region) -> set[int]:
     count = Counter(storage for node in region.outputs for storage in storages(node))
     before = {storage for node in region.inputs for storage in storages(node)}
     return {storage for storage, nodes in count.items() if nodes > 1 or storage in before}
+
+
+def _without_open_tuples(nodes: set[fx.Node]) -> set[fx.Node]:
+    """``nodes`` less the splits (``chunk``, ``unbind``) and their parts that would leave a tuple on an edge.
+
+    Where queries, keys and values are parts of one tensor, other regions may want some of the parts.
+    """
+    chosen = set(nodes)
+    while True:
+        drop = {
+            n
+            for n in chosen
+            if (not is_tensor(n) and any(u not in chosen for u in n.users))
+            or any(a not in chosen and not is_tensor(a) for a in n.all_input_nodes)
+        }
+        if not drop:
+            return chosen
+        chosen -= drop
 
 
 def static_roots(node: fx.Node, graph: Graph) -> set[fx.Node]:
@@ -160,20 +215,30 @@ BARRIERS = frozenset({
 def _order_of_effects(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     """Node -> nodes that it must come after, though it reads nothing of theirs.
 
-    Whatever touches memory that the graph writes stays in order, and nothing moves past a barrier.
+    Of memory that the graph writes, a read stays behind the writes before it and a write behind the reads and
+    writes before it.  Nothing moves past a barrier.
     """
     written = written_storages(nodes)
     after: dict[fx.Node, list[fx.Node]] = defaultdict(list)
-    last_touch: fx.Node | None = None
+    last_write: dict[int, fx.Node] = {}
+    reads: dict[int, list[fx.Node]] = defaultdict(list)
     barrier: fx.Node | None = None
     since: list[fx.Node] = []
     for node in nodes:
         if node.op in ("placeholder", "get_attr"):
             continue
-        if written and any(storages(n) & written for n in (node, *node.all_input_nodes)):
-            if last_touch is not None:
-                after[node].append(last_touch)
-            last_touch = node
+        written_here = {s for target in writes(node) for s in storages(target)}
+        touched = (
+            {s for n in (node, *node.all_input_nodes) for s in storages(n)} & written if written else set()
+        )
+        for memory in touched:
+            if memory in last_write:
+                after[node].append(last_write[memory])
+            if memory in written_here:
+                after[node] += reads.pop(memory, [])
+                last_write[memory] = node
+            else:
+                reads[memory].append(node)
         if barrier is not None:
             after[node].append(barrier)
         since.append(node)

@@ -1,4 +1,4 @@
-"""What is left: connected chains of pointwise, reduction and layout ops."""
+"""What is left: connected chains of pointwise ops, reductions (pooling too), look-ups, copies to a layout."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from torch import fx
 from autokernel.capture.graph import Graph
 from autokernel.capture.nodes import op_name
 from autokernel.regions import ops
+from autokernel.regions.conv import is_batch_norm
 from autokernel.regions.match import Free, Match
 
-_CHAIN = ops.POINTWISE | ops.REDUCTIONS | ops.MOVEMENT
+_CHAIN = ops.POINTWISE | ops.REDUCTIONS | ops.MOVEMENT | ops.GATHERS
 
 
 def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
@@ -20,7 +21,7 @@ def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
             free(node)
             and node not in static
             and node.op in ("call_function", "call_method")
-            and op_name(node) in _CHAIN
+            and (op_name(node) in _CHAIN or is_batch_norm(node))
         )
 
     behind = _ancestors(graph.nodes)
@@ -40,7 +41,7 @@ def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
         if id(group) in seen:
             continue
         seen.add(id(group))
-        work = [n for n in group if op_name(n) not in ops.MOVEMENT]
+        work = [n for n in group if not ops.is_view(n)]
         if work:
             reduces = any(op_name(n) in ops.REDUCTIONS for n in work)
             yield Match("reduction" if reduces else "pointwise", group)

@@ -3,7 +3,8 @@
 Inputs come in contract order: activations in order of first use, then the model's own tensors
 (parameters, buffers, constants) in order of first use.  Whatever depends on the model's own tensors and
 literals alone (a sliced mask, ``freqs_cis[:T]``) is *static*: it is computed inside the region's subgraph
-from the tensors it comes from, so that it never crosses the region's edge and can be prepacked.
+from the tensors it comes from, so that it never crosses the region's edge and can be prepacked.  A buffer
+that the graph writes (a cache of keys) is an activation.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from autokernel.capture.graph import Graph
-from autokernel.capture.nodes import fake_value, is_tensor
+from autokernel.capture.nodes import fake_value, is_tensor, storages, written_storages
 from autokernel.records import Family, Port, Role
 from autokernel.regions.fingerprint import fingerprint
 
@@ -45,14 +46,14 @@ class Region:
         def take(node: fx.Node) -> None:
             if node in inside or node in prologue:
                 return
-            if node in self.graph.roles and self.graph.roles[node] != "activation":
+            if node not in self.static:  # a buffer that the graph writes is one: it can't be prepacked
+                activations[node] = None
+            elif node in self.graph.roles:
                 roots[node] = None
-            elif node in self.static:
+            else:
                 for arg in node.all_input_nodes:
                     take(arg)
                 prologue[node] = None
-            else:
-                activations[node] = None
 
         for node in self.nodes:
             for arg in node.all_input_nodes:
@@ -73,6 +74,13 @@ class Region:
     @property
     def statics(self) -> list[fx.Node]:
         return [n for n, r in zip(self.inputs, self.input_roles, strict=True) if r != "activation"]
+
+    @cached_property
+    def late_inputs(self) -> list[fx.Node]:
+        """Inputs in memory that the graph writes: what the region reads is there after the last write, which
+        comes before it, and not yet when the input itself was made."""
+        written = written_storages(self.graph.nodes)
+        return [n for n in self.activations if storages(n) & written]
 
     @cached_property
     def well_formed(self) -> bool:

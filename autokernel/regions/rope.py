@@ -1,6 +1,7 @@
 """Rotary position embedding, as a complex product or as ``x * cos + rotate_half(x) * sin``.
 
-Queries and keys that are turned by the same angles form one horizontal region.
+Queries and keys that are turned by the same angles form one horizontal region.  Where only a part of each
+head is turned, the other part is put behind it in the region too.
 """
 
 from __future__ import annotations
@@ -32,10 +33,22 @@ def find(graph: Graph, static: set[fx.Node], free: Free) -> Iterator[Match]:
             angles, nodes = found
             groups.setdefault(angles, set()).update(nodes)
     for nodes in groups.values():
+        _take_unturned(nodes, free)
         ops.absorb_producers(
             nodes, lambda n: free(n) and (ops.is_movement(n) or op_name(n) in ops.CASTS), static
         )
         yield Match("rope", nodes)
+
+
+def _take_unturned(nodes: set[fx.Node], free: Free) -> None:
+    """``cat((turned, x[..., rotary_dim:]), -1)``: the part of each head that is not turned, put behind."""
+    for node in list(nodes):
+        users = list(node.users)
+        if len(users) != 1 or op_name(users[0]) != "cat" or not free(users[0]):
+            continue
+        rest = [a for a in users[0].all_input_nodes if a not in nodes]
+        if all(op_name(r) == "getitem" and free(r) and len(r.users) == 1 for r in rest):
+            nodes.update({users[0], *rest})
 
 
 def _complex(node: fx.Node, static: set[fx.Node], free: Free) -> tuple[Hashable, set[fx.Node]] | None:

@@ -145,8 +145,9 @@ static inline float fast_expm1(float x) {
 static inline double fast_expm1(double x) { return std::expm1(x); }
 """,
     "larger": r"""
-template <class T> static inline T larger(T a, T b) { return a > b || a != a ? a : b; }   // a NaN wins
-template <class T> static inline T smaller(T a, T b) { return a < b || a != a ? a : b; }
+// A NaN wins.  Two types, because a position (64 bits) may be held against a plain literal.
+template <class T, class U> static inline auto larger(T a, U b) { return a > b || a != a ? a : b; }
+template <class T, class U> static inline auto smaller(T a, U b) { return a < b || a != a ? a : b; }
 """,
 }
 

@@ -21,6 +21,13 @@ Index = tuple[Expr, ...]
 Pair = tuple[Value, Value]
 
 
+def _is_truth_value(value: Value) -> bool:
+    """Whether it is a boolean as a whole number, or one of two literals that a boolean chooses."""
+    while value.op == "cast":
+        value = value.args[0]
+    return value.dtype == torch.bool or (value.op == "where" and all(a.op == "const" for a in value.args[1:]))
+
+
 class Views:
     """The half of `build.Builder` that rewrites indices."""
 
@@ -236,6 +243,8 @@ class Views:
             raise Unsupported("indexing with a mask")
         if at.op == "index" and at.expr is not None and at.expr.range[0] >= 0 and at.expr.range[1] < extent:
             return at.expr  # an arange: no memory involved
+        if _is_truth_value(at):  # g++ 12 vectorizes a look-up at 0 or 1 wrongly: it reads other elements
+            raise Unsupported("a look-up at a position that is a truth value")
         if wrap:
             below = pool.make("lt", [at, pool.const(0, torch.int64)], dtype=torch.bool)
             shifted = pool.make("add", [at, pool.const(extent, torch.int64)], dtype=torch.int64)
