@@ -375,3 +375,20 @@ def test_a_model_without_a_graph_is_refused_with_the_reason(
     error = capsys.readouterr().err
     assert "no graph in this model" in error
     assert f"test_graph_breaks.py:{line_of('refused')}" in error and "torch.compiler.disable" in error
+
+
+def test_what_is_compiled_anew_in_every_run_is_captured_once() -> None:
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            class Fresh:  # guards on it never hold again
+                scale = x.mean()
+
+            torch._dynamo.graph_break()
+            return by(Fresh, x)
+
+    def by(kind: type, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * kind.scale
+
+    found = capture(Net(), (torch.randn(4, 4),))
+    assert [graph.index for graph in found] == list(range(len(found)))
+    assert sum("tanh" in str(graph.gm.code) for graph in found) == 1
