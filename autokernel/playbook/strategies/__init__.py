@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from autokernel.playbook.context import StrategyContext
 from autokernel.playbook.strategies import (
+    attention_call,
     attention_sdpa,
     fold_batch_norm,
     generated,
@@ -20,6 +21,7 @@ from autokernel.playbook.strategies import (
 
 STRATEGIES = [
     attention_sdpa,
+    attention_call,
     merge_linears,
     linear_epilogue,
     pad_features,
