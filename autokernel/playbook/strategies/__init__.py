@@ -10,6 +10,7 @@ from autokernel.playbook.context import StrategyContext
 from autokernel.playbook.strategies import (
     attention_call,
     attention_sdpa,
+    channels_last,
     fold_batch_norm,
     generated,
     linear_epilogue,
@@ -28,6 +29,7 @@ STRATEGIES = [
     rope_real,
     norm_library,
     fold_batch_norm,
+    channels_last,
     generated,
 ]
 
