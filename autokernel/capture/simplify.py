@@ -4,8 +4,8 @@
 ``relu(x)``, ``x + y`` and ``x * 2``, and everything after reads the result; dropout that drops nothing goes
 away.  Regions are never cut through a tensor that is written, so without this a network of in-place
 activations would have none.  What somebody else may see (an input, a parameter, a view that was taken before)
-stays as it is.  Then what does nothing goes: casts and layout changes (`cancel`), and masks that let
-everything through (`literals`).
+stays as it is.  Then what does nothing goes: casts and layout changes (`cancel`), masks that let everything
+through (`literals`), and rows that nobody reads (`unread_rows`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 from autokernel.capture.cancel import cancel, moved
 from autokernel.capture.literals import drop_true_masks
 from autokernel.capture.nodes import arguments, fake_value, is_tensor, storages, target_name, writes
+from autokernel.capture.unread_rows import drop_unread_rows
 
 _DROPOUTS = frozenset({"dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d",
                        "dropout3d"})  # fmt: skip
@@ -52,6 +53,8 @@ def simplify(gm: fx.GraphModule) -> int:
         changed += sum(_out_of_place(node, gm.graph, order) for node in writers)
     changed += cancel(gm.graph)
     changed += drop_true_masks(gm.graph)
+    if rows := drop_unread_rows(gm.graph):
+        changed += rows + cancel(gm.graph)
     if changed:
         gm.graph.lint()
         gm.recompile()
