@@ -81,7 +81,7 @@ def test_what_shrinks(way: str, rows: list[tuple[int, ...]], mask_shape: tuple[i
 
 
 def test_what_is_recorded_is_what_is_computed() -> None:
-    """Every node's value is recorded as it is when the graph runs, and capturing again gives the same graph."""
+    """Every node's value is recorded as it is when the graph runs; captured again, the graph is the same."""
     model, inputs = Block("last").eval(), (torch.randn(2, T, D), torch.randn(2, 1, T, T))
     (graph,), (again,) = capture(model, inputs), capture(model, inputs)
     assert graph.gm.code == again.gm.code
@@ -96,10 +96,8 @@ def test_what_is_recorded_is_what_is_computed() -> None:
         Recorder(graph.gm).run(*graph.example_inputs)
     for node in graph.nodes:
         if isinstance(fake_value(node), Tensor):
-            assert (fake_value(node).shape, fake_value(node).stride()) == (
-                values[node].shape,
-                values[node].stride(),
-            )
+            said, got = fake_value(node), values[node]
+            assert (said.shape, said.stride(), said.dtype) == (got.shape, got.stride(), got.dtype)
 
 
 def test_nothing_moves_where_memory_is_written() -> None:
@@ -117,17 +115,14 @@ def test_real_models_compute_the_rows_that_are_read(name: str) -> None:
     import transformers
 
     torch.manual_seed(0)
-    inputs: dict[str, Any] = {
-        "input_ids": zoo.ids(2, 24),
-        "attention_mask": torch.ones(2, 24, dtype=torch.int64),
-    }
+    ones = torch.ones(2, 24, dtype=torch.int64)
+    inputs: dict[str, Any] = {"input_ids": zoo.ids(2, 24), "attention_mask": ones}
+    more: dict[str, Any] = {}
     if name == "LlamaForCausalLM":
-        model, more = (
-            transformers.LlamaForCausalLM(transformers.LlamaConfig(**zoo.LLAMA)),
-            {"use_cache": False, "logits_to_keep": 1},
-        )
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**zoo.LLAMA))
+        more = {"use_cache": False, "logits_to_keep": 1}
     else:
-        model, more = transformers.BertForSequenceClassification(transformers.BertConfig(**zoo.BERT)), {}
+        model = transformers.BertForSequenceClassification(transformers.BertConfig(**zoo.BERT))
     (graph,) = capture(model.eval(), (), inputs | more)
     shapes = [tuple(fake_value(n).shape) for n in graph.nodes if op_name(n) == "scaled_dot_product_attention"]
     assert shapes == [(2, 4, 24, 8), (2, 4, 1, 8)]
