@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from autokernel.capture.graph import Graph, capture
-from autokernel.capture.nodes import writes
+from autokernel.capture.nodes import fake_value, op_name, storages, writes
 
 
 class Net(nn.Module):
@@ -182,3 +182,127 @@ def test_where_gradients_may_be_asked_for_the_graph_is_the_users(trained: bool) 
     torch.compile(net, backend=backend)(torch.randn(4, 8), torch.randn(4, 8))
     torch._dynamo.reset()
     assert ("inplace = True" in seen[0]) == trained
+
+
+def ops_of(graph: Graph) -> list[str]:
+    return [op_name(n) for n in graph.nodes if n.op in ("call_function", "call_method")]
+
+
+def layouts_that_cancel(net: Net, x: Tensor, y: Tensor) -> Tensor:
+    h = net.lin(x).contiguous().to(torch.float32).view(4, 8).expand(4, -1)
+    h = h.transpose(0, 1).t().unsqueeze(0).squeeze(0).permute(0, 1)
+    return torch.sin(h.view(2, 2, 8).reshape(4, 8)).type_as(y)
+
+
+def widened_and_narrowed(net: Net, x: Tensor, y: Tensor) -> Tensor:
+    h = net.lin(x).half()
+    return torch.sin(h.float().half() + h.double().to(torch.float32).to(torch.float16))
+
+
+def returned_by_itself(net: Net, x: Tensor, y: Tensor) -> Tensor:
+    return x.contiguous()
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        (layouts_that_cancel, ["linear", "sin"]),
+        (widened_and_narrowed, ["linear", "to", "double", "to", "to", "add", "sin"]),
+        (returned_by_itself, []),
+    ],
+)
+def test_what_changes_nothing_goes(body, left: list[str]) -> None:
+    graph, net, inputs = graph_of(body)
+    same(graph, net, inputs)
+    assert [{"half": "to"}.get(n, n) for n in ops_of(graph)] == left
+
+
+def narrowed_and_widened(net: Net, x: Tensor, y: Tensor) -> Tensor:
+    return torch.sin(net.lin(x).half().float())
+
+
+def across_two_kinds(net: Net, x: Tensor, y: Tensor) -> Tensor:
+    return torch.sin(net.lin(x).half().bfloat16().half())
+
+
+def other_strides(net: Net, x: Tensor, y: Tensor) -> Tensor:
+    return torch.sin(x.t().contiguous().t())
+
+
+def a_part_of_it(net: Net, x: Tensor, y: Tensor) -> Tensor:
+    return torch.sin(x[:2].expand(2, 8))
+
+
+def own_memory_is_returned(net: Net, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    h = net.lin(x).half()
+    return h, h.float().half().view(8, 4)
+
+
+def own_memory_is_written(net: Net, x: Tensor, y: Tensor) -> Tensor:
+    h = net.lin(x).half()
+    copy = h.float().half()
+    copy.t_().add_(1)
+    return h.float() + copy.t()
+
+
+def a_view_of_an_input_is_returned(net: Net, x: Tensor, y: Tensor) -> Tensor:
+    return x.view(4, 8)
+
+
+@pytest.mark.parametrize(
+    ("body", "kept"),
+    [
+        (narrowed_and_widened, 2), (across_two_kinds, 3), (other_strides, 3), (a_part_of_it, 1),
+        (own_memory_is_returned, 4), (own_memory_is_written, 3), (a_view_of_an_input_is_returned, 1),
+    ],
+)  # fmt: skip
+def test_what_changes_something_stays(body, kept: int) -> None:
+    graph, net, inputs = graph_of(body)
+    moves = {"to", "half", "float", "bfloat16", "t", "contiguous", "getitem", "view", "expand"}
+    assert sum(n in moves for n in ops_of(graph)) >= kept, graph.gm.code
+    same(graph, net, inputs)
+
+
+def test_views_of_a_round_trip_lie_in_the_first_ones_memory() -> None:
+    def body(net: Net, x: Tensor, y: Tensor) -> Tensor:
+        h = net.lin(x).half()
+        return torch.sin(h.float().half()[:, 2:].t())
+
+    graph, net, inputs = graph_of(body)
+    same(graph, net, inputs)
+    half, part = (next(n for n in graph.nodes if op_name(n) == op) for op in ("half", "t"))
+    assert storages(half) == storages(part)
+    assert fake_value(part).storage_offset() == 2 and fake_value(part).stride() == (1, 8)
+
+
+class Masked(nn.Module):
+    """Attention under a padding mask that was combined with another one, as transformers does it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor) -> object:
+        rows = torch.arange(q.shape[2])[None, None, :, None]
+        columns = torch.arange(k.shape[2])[None, None, None, :]
+        other = columns <= rows if self.kind == "causal" else rows >= 0
+        mask = (other & padding[:, None, None, :]).expand(q.shape[0], -1, q.shape[2], k.shape[2])
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return (out, mask) if self.kind == "returned" else out
+
+
+@pytest.mark.parametrize(
+    ("kind", "mask"), [("plain", (2, 1, 1, 6)), ("causal", (2, 1, 6, 6)), ("returned", (2, 1, 6, 6))]
+)
+def test_a_mask_that_lets_everything_through_goes(kind: str, mask: tuple[int, ...]) -> None:
+    q, k, v = (torch.randn(2, 3, 6, 4) for _ in range(3))
+    padding = torch.ones(2, 6, dtype=torch.bool)
+    padding[1, 4:] = False
+    (graph,) = capture(Masked(kind), (q, k, v, padding))
+    (call,) = [n for n in graph.nodes if op_name(n) == "scaled_dot_product_attention"]
+    assert tuple(fake_value(call.kwargs["attn_mask"]).shape) == mask
+    got = graph.gm(*graph.example_inputs)
+    want = Masked(kind)(q, k, v, padding)
+    for a, b in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
+        assert a.shape == b.shape and a.stride() == b.stride()
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)

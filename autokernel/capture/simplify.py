@@ -4,7 +4,8 @@
 ``relu(x)``, ``x + y`` and ``x * 2``, and everything after reads the result; dropout that drops nothing goes
 away.  Regions are never cut through a tensor that is written, so without this a network of in-place
 activations would have none.  What somebody else may see (an input, a parameter, a view that was taken before)
-stays as it is.
+stays as it is.  Then what does nothing goes: casts and layout changes (`cancel`), masks that let everything
+through (`literals`), and rows that nobody reads (`unread_rows`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
+from autokernel.capture.cancel import cancel, moved
+from autokernel.capture.literals import drop_true_masks
 from autokernel.capture.nodes import arguments, fake_value, is_tensor, storages, target_name, writes
+from autokernel.capture.unread_rows import drop_unread_rows
 
 _DROPOUTS = frozenset({"dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d",
                        "dropout3d"})  # fmt: skip
@@ -47,6 +51,10 @@ def simplify(gm: fx.GraphModule) -> int:
     if writers:
         order = {n: i for i, n in enumerate(gm.graph.nodes)}
         changed += sum(_out_of_place(node, gm.graph, order) for node in writers)
+    changed += cancel(gm.graph)
+    changed += drop_true_masks(gm.graph)
+    if rows := drop_unread_rows(gm.graph):
+        changed += rows + cancel(gm.graph)
     if changed:
         gm.graph.lint()
         gm.recompile()
@@ -88,7 +96,7 @@ def _out_of_place(node: fx.Node, graph: fx.Graph, order: dict[fx.Node, int]) -> 
     target.replace_all_uses_with(node, delete_user_cb=lambda user: order[user] > now)
     for alias in aliases:
         if order[alias] > now:  # views of the new tensor share its storage, as they shared the old one's
-            alias.meta["example_value"] = tree_map(partial(_moved, old=old, fresh=fresh), fake_value(alias))
+            alias.meta["example_value"] = tree_map(partial(moved, old=old, fresh=fresh), fake_value(alias))
     return True
 
 
@@ -107,15 +115,6 @@ def _result(form: Form, old: Tensor) -> Tensor | None:
         old.shape, old.dtype, old.device, old.stride(),
     )  # fmt: skip
     return made if same else None
-
-
-def _moved(value: Any, old: Tensor, fresh: Tensor) -> Any:
-    """A view of ``old`` as a view of ``fresh``."""
-    if not isinstance(value, Tensor):
-        return value
-    offset = value.storage_offset() - old.storage_offset() + fresh.storage_offset()
-    with getattr(fresh, "fake_mode", None) or contextlib.nullcontext():
-        return fresh.as_strided(value.shape, value.stride(), offset)
 
 
 def _functional_form(node: fx.Node) -> Form | None:

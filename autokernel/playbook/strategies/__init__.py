@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from autokernel.playbook.context import StrategyContext
 from autokernel.playbook.strategies import (
+    attention_call,
     attention_sdpa,
+    channels_last,
     fold_batch_norm,
     generated,
     linear_epilogue,
@@ -20,12 +22,14 @@ from autokernel.playbook.strategies import (
 
 STRATEGIES = [
     attention_sdpa,
+    attention_call,
     merge_linears,
     linear_epilogue,
     pad_features,
     rope_real,
     norm_library,
     fold_batch_norm,
+    channels_last,
     generated,
 ]
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from torch import fx
 
 from autokernel.capture.nodes import op_name
+from autokernel.playbook.attention_operands import OperandWriter, after, ungrouped, untransposed
 from autokernel.playbook.attention_scores import Scores, mask_kind, read_scores
 from autokernel.playbook.context import StrategyContext, dtype_of, find, shape_of
 from autokernel.playbook.emit import kernel_file
@@ -40,11 +41,11 @@ def propose(ctx: StrategyContext) -> Iterator[Proposal]:
         return
     query, query_scale = _strip_scalings(query)  # type: ignore[arg-type]
     key_t, key_scale = _strip_scalings(key_t)  # type: ignore[arg-type]
-    key = _untranspose(key_t)
+    key = untransposed(key_t)
     scale = scores.scale * query_scale * key_scale
 
-    grouped_key = _ungrouped(key) if key is not None else None
-    grouped_value = _ungrouped(value)  # type: ignore[arg-type]
+    grouped_key = ungrouped(key) if key is not None else None
+    grouped_value = ungrouped(value)  # type: ignore[arg-type]
     variants = [(False, "")]
     if grouped_key is not None and grouped_value is not None:
         variants.insert(0, (True, "grouped heads unexpanded"))
@@ -109,49 +110,6 @@ def _strip_scalings(node: fx.Node) -> tuple[fx.Node, float]:
     return node, factor
 
 
-def _untranspose(node: fx.Node) -> fx.Node | None:
-    """The node that ``node`` is the transpose of, in its last two dimensions."""
-    rank = len(shape_of(node))
-    if op_name(node) == "transpose":
-        dims = {int(d) % rank for d in node.args[1:3]}  # type: ignore[arg-type]
-        if dims == {rank - 1, rank - 2}:
-            return node.args[0]  # type: ignore[return-value]
-    return None
-
-
-def _ungrouped(node: fx.Node) -> list[fx.Node] | None:
-    """``[source, later...]`` if ``node`` is ``source`` with each head repeated, then only transposed."""
-    later: list[fx.Node] = []
-    while op_name(node) in ("transpose", "permute", "contiguous"):
-        later.insert(0, node)
-        node = node.all_input_nodes[0]
-    head_axis = 1
-    for step in reversed(later):
-        if op_name(step) == "transpose":
-            a, b = (int(d) % 4 for d in step.args[1:3])  # type: ignore[arg-type]
-            head_axis = {a: b, b: a}.get(head_axis, head_axis)
-        elif op_name(step) == "permute":
-            dims = step.args[1] if isinstance(step.args[1], tuple | list) else step.args[1:]
-            head_axis = int(dims[head_axis]) % 4  # type: ignore[arg-type, index]
-    if op_name(node) not in ("reshape", "view", "flatten"):
-        return None
-    expand = node.all_input_nodes[0]
-    if op_name(expand) != "expand":
-        return None
-    inserted = expand.all_input_nodes[0]
-    source = inserted.all_input_nodes[0] if inserted.all_input_nodes else None
-    if source is None or op_name(inserted) not in ("getitem", "unsqueeze") or len(shape_of(source)) != 4:
-        return None
-    wide = shape_of(expand)
-    if len(wide) != 5 or shape_of(inserted)[head_axis + 1] != 1:
-        return None
-    repeated = list(shape_of(source))
-    repeated[head_axis] *= wide[head_axis + 1]
-    if tuple(repeated) != shape_of(node) or wide[head_axis] != shape_of(source)[head_axis]:
-        return None
-    return [source, *later]
-
-
 # --- writing it down ------------------------------------------------------------------------------------
 
 
@@ -168,40 +126,16 @@ def _source(
     backend: str,
 ) -> str | None:
     names = ctx.names
-    body: list[str] = []
-    done: set[fx.Node] = set()
-
-    def emit(*goals: fx.Node) -> None:
-        for node in ctx.needed_for(goals):
-            if node not in done:
-                done.add(node)
-                body.append(statements([node], names)[0])
-
-    def operand(node: fx.Node) -> str:
-        chain = _ungrouped(node) if grouped else None
-        if chain is None:
-            emit(node)
-            return names[node]
-        source, *later = chain
-        emit(source)
-        renamed = dict(names)
-        current = source
-        for step in later:
-            (step_input,) = step.all_input_nodes
-            renamed[step_input] = renamed[current] if step_input not in done else renamed[step_input]
-            renamed[step] = f"{names[step]}_grouped"
-            body.append(statements([step], {**renamed, step_input: renamed[current]})[0])
-            current = step
-        return renamed[current]
-
+    writer = OperandWriter(ctx)
+    body, done, emit = writer.body, writer.done, writer.emit
     emit(query)
     q = names[query]
     if key is not None:
-        k = operand(key)
+        k = writer.operand(key, grouped)
     else:
         emit(key_t)
         k = f"{names[key_t]}.transpose(-2, -1)"
-    v = operand(value)
+    v = writer.operand(value, grouped)
     kind = mask_kind(scores)
     arguments = [q, k, v]
     prepack: list[str] | None = None
@@ -236,7 +170,7 @@ def _source(
         body[-1] = f"with sdpa_kernel([SDPBackend.{backend}]):\n        " + body[-1]
     done.add(final)
     for node in ctx.nodes:
-        if node not in done and node not in ctx.static and _after(node, final):
+        if node not in done and node not in ctx.static and after(node, final):
             body.append(statements([node], names)[0])
     return kernel_file(
         ctx,
@@ -247,12 +181,6 @@ def _source(
         prepack=prepack,
         packed=["mask"] if prepack else None,
     )
-
-
-def _after(node: fx.Node, final: fx.Node) -> bool:
-    if node is final:
-        return True
-    return any(_after(a, final) for a in node.all_input_nodes)
 
 
 def _mask_prepack(ctx: StrategyContext, scores: Scores, final: fx.Node) -> list[str] | None:

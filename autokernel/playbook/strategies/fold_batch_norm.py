@@ -22,8 +22,8 @@ from autokernel.regions.conv import CONVOLUTIONS, is_batch_norm
 NAME = "fold_batch_norm"
 FAMILIES = ("conv",)
 BACKEND = "torch"
-_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-_TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 
 
 def propose(ctx: StrategyContext) -> Iterator[Proposal]:
@@ -31,18 +31,20 @@ def propose(ctx: StrategyContext) -> Iterator[Proposal]:
     if len(convolutions) != 1 or len(ctx.results) != 1:
         return
     (conv,) = convolutions
-    given = arguments(conv, _TRANSPOSED if "transpose" in op_name(conv) else _ARGUMENTS)
+    given = arguments(conv, TRANSPOSED if "transpose" in op_name(conv) else ARGUMENTS)
     norms = [n for n in ctx.nodes if is_batch_norm(n)]
     if len(norms) > 1 or not isinstance(given.get("weight"), fx.Node):
         return
     norm = norms[0] if norms else None
     if norm is not None and "transpose" in op_name(conv) and given.get("groups", 1) != 1:
         return
-    pack = _prepack(ctx, conv, given, norm)
+    pack = pack_lines(ctx, conv, given, norm)
     after = [n for n in ctx.nodes if n not in ctx.static and n is not conv and n is not norm]
     if norm is not None:
-        yield _proposal(ctx, pack, _plainly(ctx, conv, given, norm, after), "fold-batch-norm", "a batch norm")
-    fused = _fused(ctx, conv, given, norm, after)
+        yield _proposal(
+            ctx, pack, plain_lines(ctx, conv, given, norm, after), "fold-batch-norm", "a batch norm"
+        )
+    fused = fused_lines(ctx, conv, given, norm, after)
     if fused is not None:
         what = "what follows" if norm is None else "a batch norm, and what follows"
         library = "cudnn" if ctx.device.startswith("cuda") else "onednn"
@@ -52,12 +54,12 @@ def propose(ctx: StrategyContext) -> Iterator[Proposal]:
 def _proposal(ctx: StrategyContext, pack: list[str], body: list[str], strategy: str, what: str) -> Proposal:
     source = kernel_file(
         ctx, doc=f"A convolution that holds {what}.", backend=BACKEND, body=body, prepack=pack,
-        packed=["weight_", "bias_", *_others(ctx)],
+        packed=["weight_", "bias_", *other_statics(ctx)],
     )  # fmt: skip
     return Proposal(source, strategy=strategy, description=f"one convolution for {what}", backend=BACKEND)
 
 
-def _others(ctx: StrategyContext) -> list[str]:
+def other_statics(ctx: StrategyContext) -> list[str]:
     """Static inputs that something behind the norm reads (a learned scale): passed on as they are."""
     conv = find(ctx.nodes, *CONVOLUTIONS)[0]
     held = {conv, *(n for n in ctx.nodes if is_batch_norm(n))}
@@ -66,11 +68,12 @@ def _others(ctx: StrategyContext) -> list[str]:
     return [ctx.names[a] for a in dict.fromkeys(wanted)]
 
 
-def _prepack(ctx: StrategyContext, conv: fx.Node, given: dict[str, Any], norm: fx.Node | None) -> list[str]:
+def pack_lines(ctx: StrategyContext, conv: fx.Node, given: dict[str, Any], norm: fx.Node | None) -> list[str]:
+    """Body of ``prepack``: weight and bias with the norm in them, and what else is read."""
     weight, bias = given["weight"], given.get("bias")
     before = statements([n for n in ctx.nodes if n in ctx.static], ctx.names)
     name, shift = ctx.names[weight], ctx.names[bias] if isinstance(bias, fx.Node) else None
-    rest = "".join(f", {other}" for other in _others(ctx))
+    rest = "".join(f", {other}" for other in other_statics(ctx))
     channels = shape_of(conv)[1]
     if norm is None:
         zeros = f"{name}.new_zeros({channels})"
@@ -95,17 +98,18 @@ def _prepack(ctx: StrategyContext, conv: fx.Node, given: dict[str, Any], norm: f
     ]
 
 
-def _plainly(
-    ctx: StrategyContext, conv: fx.Node, given: dict[str, Any], norm: fx.Node, after: list[fx.Node]
+def plain_lines(
+    ctx: StrategyContext, conv: fx.Node, given: dict[str, Any], norm: fx.Node | None, after: list[fx.Node]
 ) -> list[str]:
-    names = {**ctx.names, norm: "y"}
+    """The convolution with what was packed, and what follows it as it was."""
+    names = {**ctx.names, (conv if norm is None else norm): "y"}
     x = ctx.names[given["input"]]
     rest = ", ".join(f"{k}={v!r}" for k, v in given.items() if k not in ("input", "weight", "bias"))
     call = f"y = F.{op_name(conv)}({x}, weight_, bias_{', ' + rest if rest else ''})"
     return [call, *statements(after, names)]
 
 
-def _fused(
+def fused_lines(
     ctx: StrategyContext, conv: fx.Node, given: dict[str, Any], norm: fx.Node | None, after: list[fx.Node]
 ) -> list[str] | None:
     """The library's convolution with ReLU or with a residual and ReLU; None if that is not what follows."""
