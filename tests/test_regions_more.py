@@ -305,3 +305,16 @@ def test_positions_held_against_literals_compile(tmp_path) -> None:
     (region,) = all_in_regions(graph_of(module(forward), torch.randn(6, 6)))
     assert generate(region.subgraph(), "cpp", mixed=False).source
     starter_is_right(region, torch.randn(6, 6), tmp_path)
+
+
+def test_a_region_hands_over_no_expanded_view() -> None:
+    """Its kernel returns memory of its own, in which no two elements share a place."""
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            h = torch.tanh(x).unsqueeze(1).expand(2, 3, 16)
+            return torch.matmul(h, y)
+
+    cut = partition(graph_of(Net(), torch.randn(2, 16), torch.randn(2, 16, 4)))
+    strides = [n.meta["example_value"].stride() for region in cut.regions for n in region.outputs]
+    assert len(strides) == 1 and 0 not in strides[0], strides

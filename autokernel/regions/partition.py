@@ -13,10 +13,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from autokernel.capture.graph import Graph
-from autokernel.capture.nodes import inside_transform, is_tensor, op_name, storages, writes, written_storages
+from autokernel.capture.nodes import (
+    fake_value,
+    inside_transform,
+    is_tensor,
+    op_name,
+    storages,
+    writes,
+    written_storages,
+)
 from autokernel.regions import FAMILIES
 from autokernel.regions.match import Match
 from autokernel.regions.ops import is_view, topological
@@ -111,7 +120,7 @@ def _region(
 ) -> Region | None:
     if not match.nodes or not all(free(n) for n in match.nodes):
         return None
-    chosen = _without_open_tuples(match.nodes)
+    chosen = _trimmed(match.nodes)
     if all(is_view(n) for n in chosen):
         return None
     roots = frozenset(
@@ -138,22 +147,30 @@ def _ties(region: Region) -> set[int]:
     return {storage for storage, nodes in count.items() if nodes > 1 or storage in before}
 
 
-def _without_open_tuples(nodes: set[fx.Node]) -> set[fx.Node]:
-    """``nodes`` less the splits (``chunk``, ``unbind``) and their parts that would leave a tuple on an edge.
+def _trimmed(nodes: set[fx.Node]) -> set[fx.Node]:
+    """``nodes`` less what a kernel can't hand over: tuples, and views whose elements share memory.
 
-    Where queries, keys and values are parts of one tensor, other regions may want some of the parts.
+    Where queries, keys and values are parts of one tensor (``chunk``, ``unbind``), other regions may want
+    some of the parts, and the split stays outside.  Of an expanded result a kernel returns what was expanded.
     """
     chosen = set(nodes)
     while True:
         drop = {
             n
             for n in chosen
-            if (not is_tensor(n) and any(u not in chosen for u in n.users))
+            if ((not is_tensor(n) or _overlapping(n)) and any(u not in chosen for u in n.users))
             or any(a not in chosen and not is_tensor(a) for a in n.all_input_nodes)
         }
         if not drop:
             return chosen
         chosen -= drop
+
+
+def _overlapping(node: fx.Node) -> bool:
+    value = fake_value(node)
+    if value.layout != torch.strided:
+        return False
+    return any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))
 
 
 def static_roots(node: fx.Node, graph: Graph) -> set[fx.Node]:
