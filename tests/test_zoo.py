@@ -126,6 +126,7 @@ def test_from_capture_to_a_loaded_artifact(name: str, tmp_path: Path) -> None:
     assert inside >= IN_REGIONS.get(name, 1.0) * ops, (inside, ops)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_models_of_somebody_who_does_not_know_us(name: str, tmp_path: Path) -> None:
     loaded = load(SourceSpec(str(Path(__file__).parent / "outside_models" / f"{name}.py")))
