@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from autokernel.capture.graph import Graph, capture
 from autokernel.capture.nodes import fake_value, op_name
+from autokernel.capture.unread_rows import drop_unread_rows
 
 T, D = 10, 16
 
@@ -129,3 +130,32 @@ def test_real_models_compute_the_rows_that_are_read(name: str) -> None:
     with torch.no_grad():
         (got,), want = graph.gm(*graph.example_inputs), model(**inputs, **more).logits
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_graph_for_any_batch_is_left_alone() -> None:
+    """Sizes that are symbols can't be written into a view."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.up(x).view(x.shape[0], 8, 4, 4).reshape(x.shape[0], 8, 16)
+            return self.down(h[:, 0])
+
+    changed: list[int] = []
+
+    def backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Any:
+        changed.append(drop_unread_rows(gm.graph))
+        gm.recompile()
+        return gm.forward
+
+    model = Net().eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    with torch.no_grad():
+        for batch in (2, 3, 5):
+            x = torch.randn(batch, 8, 16)
+            torch.testing.assert_close(compiled(x), model(x))
+    assert changed and not any(changed)

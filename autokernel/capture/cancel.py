@@ -26,6 +26,7 @@ from autokernel.capture.nodes import (
     is_tensor,
     op_name,
     storages,
+    symbolic,
     written_storages,
 )
 
@@ -52,7 +53,7 @@ _WIDER: dict[torch.dtype, frozenset[torch.dtype]] = {
 
 def cancel(graph: fx.Graph) -> int:
     """Edit ``graph`` in place; how many nodes went away."""
-    if any(_symbolic(fake_value(n)) for n in graph.nodes):
+    if any(symbolic(n) for n in graph.nodes):
         return 0
     written = written_storages(graph.nodes)
     returned = {n for n in graph.nodes if n.op == "output" for n in n.all_input_nodes}
@@ -73,10 +74,6 @@ def cancel(graph: fx.Graph) -> int:
         graph.erase_node(node)
         gone += 1
     return gone + (_unread(graph) if gone else 0)
-
-
-def _symbolic(value: Any) -> bool:
-    return isinstance(value, Tensor) and any(isinstance(s, torch.SymInt) for s in value.shape)
 
 
 def _source(node: fx.Node, ops: frozenset[str]) -> fx.Node | None:

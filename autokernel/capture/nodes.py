@@ -19,6 +19,14 @@ def is_tensor(node: object) -> bool:
     return isinstance(node, fx.Node) and isinstance(fake_value(node), Tensor)
 
 
+def symbolic(node: fx.Node) -> bool:
+    """Whether a size of the node's value, or the value itself, is a symbol."""
+    value = fake_value(node)
+    if isinstance(value, Tensor):
+        return any(isinstance(s, torch.SymInt) for s in value.shape)
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
 def op_name(node: fx.Node) -> str:
     """The op's name without its home: ``torch.mul``, ``operator.mul`` and ``Tensor.mul`` are all ``mul``.
 

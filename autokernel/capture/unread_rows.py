@@ -25,6 +25,7 @@ from autokernel.capture.nodes import (
     inside_transform,
     is_tensor,
     op_name,
+    symbolic,
     written_storages,
 )
 
@@ -56,6 +57,8 @@ class Plan:
 
 def drop_unread_rows(graph: fx.Graph) -> int:
     """Edit ``graph`` in place; how many nodes compute fewer rows than they did."""
+    if any(symbolic(n) for n in graph.nodes):
+        return 0
     slices = [n for n in graph.nodes if op_name(n) == "getitem" and _cut_of(n) is not None]
     if not slices or written_storages(graph.nodes) or any(inside_transform(n) for n in graph.nodes):
         return 0
