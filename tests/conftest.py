@@ -47,3 +47,12 @@ def judge_of() -> Iterator[Callable[[str], Judge]]:
 @pytest.fixture(scope="session")
 def cpu_judge(judge_of: Callable[[str], Judge]) -> Judge:
     return judge_of("cpu")
+
+
+@pytest.fixture
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For verdicts whose times matter to nobody: a fifth of the rounds."""
+    from autokernel.judge.stages import timing
+
+    for tier in timing.ROUNDS:
+        monkeypatch.setitem(timing.ROUNDS, tier, 20)

@@ -260,6 +260,7 @@ def test_a_bad_reference_is_one_line(
 # --- bench, for real ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("few_rounds")
 @pytest.mark.parametrize(
     ("body", "code"), [("return torch.relu(x).mul_(y)", 0), ("return torch.relu(x) * y * 1.01", 1)]
 )

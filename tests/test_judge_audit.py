@@ -44,6 +44,7 @@ def test_an_honest_kernel_and_what_is_said_of_it(
     assert verdict.vs_eager is not None and verdict.provenance == "library"
 
 
+@pytest.mark.usefixtures("few_rounds")
 @pytest.mark.parametrize(
     ("deed", "status", "reason"),
     [

@@ -15,6 +15,8 @@ from autokernel.judge.inputs import InputSource
 from autokernel.judge.subjects import load_reference
 from autokernel.records import Task
 
+pytestmark = pytest.mark.usefixtures("few_rounds")
+
 CPU = torch.device("cpu")
 
 

@@ -21,6 +21,8 @@ from autokernel.judge import Judge, TaskJudge, sandbox
 from autokernel.judge.judge import LEFT_OUT_ON_A_GPU
 from autokernel.judge.launch import Deadlines, guards_here
 
+pytestmark = pytest.mark.usefixtures("few_rounds")
+
 MISSING = {guard: why_not for guard, why_not in guards_here().items() if why_not}
 SECRET = "sk-secret-of-the-user"
 
