@@ -9,14 +9,20 @@ itself, so that nobody needs to expand it.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from autokernel.capture.nodes import fake_value, inside_transform, is_tensor, op_name, written_storages
+from autokernel.capture.nodes import (
+    fake_value,
+    inside_transform,
+    is_tensor,
+    op_name,
+    record_value,
+    written_storages,
+)
 
 LIMIT = 1 << 24
 """Elements of a mask whose values are looked at."""
@@ -130,12 +136,6 @@ def _record(node: fx.Node) -> None:
     """Say anew what value ``node`` has, and what is computed from it up to attention."""
     if op_name(node) not in _FOLLOWED:
         return
-    args, kwargs = fx.map_arg((node.args, node.kwargs), fake_value)  # type: ignore[misc]
-    mode = getattr(args[0], "fake_mode", None) or contextlib.nullcontext()
-    with mode, torch.no_grad():
-        if node.op == "call_method":
-            node.meta["example_value"] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        else:
-            node.meta["example_value"] = node.target(*args, **kwargs)  # type: ignore[operator]
+    record_value(node)
     for user in node.users:
         _record(user)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,6 +18,17 @@ def fake_value(node: fx.Node) -> Any:
 
 def is_tensor(node: object) -> bool:
     return isinstance(node, fx.Node) and isinstance(fake_value(node), Tensor)
+
+
+def record_value(node: fx.Node) -> None:
+    """Say anew what fake tensor ``node`` gives, from those of its arguments."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), fake_value)  # type: ignore[misc]
+    mode = getattr(args[0], "fake_mode", None) or contextlib.nullcontext()
+    with mode, torch.no_grad():
+        if node.op == "call_method":
+            node.meta["example_value"] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        else:
+            node.meta["example_value"] = node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def symbolic(node: fx.Node) -> bool:

@@ -12,11 +12,9 @@ returns stay: the slice moves only where linear layers, whose results are dense,
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, fx
 
 from autokernel.capture.nodes import (
@@ -25,6 +23,7 @@ from autokernel.capture.nodes import (
     inside_transform,
     is_tensor,
     op_name,
+    record_value,
     symbolic,
     written_storages,
 )
@@ -203,11 +202,5 @@ def _carry_out(graph: fx.Graph, last: fx.Node, plan: Plan) -> None:
 def _evaluated(node: fx.Node, like: fx.Node) -> fx.Node:
     """``node`` with its value recorded, and where it comes from as ``like`` says."""
     node.meta = {k: v for k, v in like.meta.items() if k != "example_value"}
-    args, kwargs = fx.map_arg((node.args, node.kwargs), fake_value)  # type: ignore[misc]
-    mode = getattr(args[0], "fake_mode", None) or contextlib.nullcontext()
-    with mode, torch.no_grad():
-        if node.op == "call_method":
-            node.meta["example_value"] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        else:
-            node.meta["example_value"] = node.target(*args, **kwargs)  # type: ignore[operator]
+    record_value(node)
     return node
