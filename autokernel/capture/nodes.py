@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,6 +15,16 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 def fake_value(node: fx.Node) -> Any:
     """The fake tensor (or tuple of them) that Dynamo recorded for ``node``; None where there is none."""
     return node.meta.get("example_value")
+
+
+def module_path(node: fx.Node) -> str:
+    """``h.0.attn`` for a node that this module's forward made; empty at the top."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    raw = str(list(stack.values())[-1][0])
+    text = re.sub(r"\[['\"]?|['\"]?\]", ".", raw.replace("L['self']", "").replace("._modules", ""))
+    return ".".join(part for part in text.split(".") if part)
 
 
 def is_tensor(node: object) -> bool:

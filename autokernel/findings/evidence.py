@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from autokernel.capture.graph import Graph
 from autokernel.capture.graph_breaks import GraphBreak
-from autokernel.capture.nodes import fake_value, op_name, storages, written_storages
+from autokernel.capture.nodes import fake_value, module_path, op_name, storages, written_storages
 from autokernel.hardware import Ceilings, Device
 from autokernel.masks import static_value
 from autokernel.profile_records import Finding
@@ -88,16 +88,6 @@ def source_of(node: fx.Node) -> str:
     found = list(_FRAME.finditer(str(node.meta.get("stack_trace") or "")))
     own = [m for m in found if not Path(m["file"]).is_relative_to(_TORCH)]
     return f"{own[-1]['file']}:{own[-1]['line']}" if own else ""
-
-
-def module_path(node: fx.Node) -> str:
-    """``h.0.attn`` for a node that this module's forward made; empty at the top."""
-    stack = node.meta.get("nn_module_stack")
-    if not stack:
-        return ""
-    raw = str(list(stack.values())[-1][0])
-    text = re.sub(r"\[['\"]?|['\"]?\]", ".", raw.replace("L['self']", "").replace("._modules", ""))
-    return ".".join(part for part in text.split(".") if part)
 
 
 def tensor(node: object) -> Tensor | None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from autokernel.capture.graph import Graph
-from autokernel.capture.nodes import fake_value, is_tensor, storages, written_storages
+from autokernel.capture.nodes import fake_value, is_tensor, module_path, storages, written_storages
 from autokernel.records import Family, Port, Role
 from autokernel.regions.fingerprint import fingerprint
 
@@ -102,9 +102,7 @@ class Region:
         """Dotted paths of the modules that the region's nodes come from, outermost common ones only."""
         paths: dict[str, None] = {}
         for node in self.nodes:
-            stack = node.meta.get("nn_module_stack")
-            if stack:
-                paths[_module_path(list(stack.values())[-1][0])] = None
+            paths[module_path(node)] = None
         names = [p for p in paths if p]
         return [p for p in names if not any(p != q and p.startswith(q + ".") for q in names)]
 
@@ -166,14 +164,6 @@ def _plain(value: Tensor) -> bool:
 def _port(name: str, value: Tensor, role: Role = "activation", high: int | None = None) -> Port:
     dtype = str(value.dtype).removeprefix("torch.")
     return Port(name, tuple(value.shape), dtype, tuple(value.stride()), role, high)
-
-
-def _module_path(raw: str) -> str:
-    """``L['self']._modules['h']._modules['0'].attn`` -> ``h.0.attn``."""
-    text = raw.replace("L['self']", "").replace("._modules", "")
-    for quote in ("['", '["', "']", '"]', "[", "]"):
-        text = text.replace(quote, "." if quote[0] == "[" else "")
-    return ".".join(part for part in text.split(".") if part)
 
 
 def _short_name(node: fx.Node) -> str:
