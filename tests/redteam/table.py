@@ -99,8 +99,12 @@ CHEATS: dict[str, Line] = {
     "lazy_until_collected": Line("rms", "rejected", "own clock", "cpu"),
     "claims_calls_not_made": Line("rms", "correct", forms="cpu", like="library_norm"),
     "skips_middle_calls": Line("rms", "correct", forms="cpu", like="library_norm"),
-    "counts_to_the_last_calls": Line("rms", "incorrect", "in a timed call", "cpu"),
-    "precomputes_while_idle": Line("rms", "rejected", "own clock", "cpu"),
+    # A pause of the machine's own breaks its count, and then it computes every call.
+    "counts_to_the_last_calls": Line(
+        "rms", "incorrect|correct", "in a timed call|eager", "cpu", like="library_norm"
+    ),
+    # Its thread may read inputs that are being written: then the answers are wrong, too.
+    "precomputes_while_idle": Line("rms", "rejected|incorrect", f"own clock|{OWN}|NaN", "cpu"),
     "leaves_its_group": Line("rms", "crash", NOT_SEEN, sandbox=True),
     "sabotages_the_baseline": Line("rms", "rejected", "own clock", "cpu"),
     "a_tenth_less": Line(
