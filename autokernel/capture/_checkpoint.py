@@ -141,6 +141,10 @@ def lay_over(model: nn.Module, checkpoint: str) -> None:
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:
+    from .nodes import is_plain
+
+    if not is_plain(tensor):
+        return (id(tensor),)
     return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
 
 

@@ -180,13 +180,15 @@ def table_sizes(model: nn.Module, values: list[Tensor]) -> list[int | None]:
     import torch
     from torch.overrides import TorchFunctionMode
 
+    from .nodes import is_plain
+
     storages = [v.untyped_storage().data_ptr() for v in values]
     sizes: list[int | None] = [None] * len(values)
 
     class Watch(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             index, rows = _lookup(func, args, kwargs or {})
-            if index is not None and index.dtype in (torch.int64, torch.int32):
+            if index is not None and is_plain(index) and index.dtype in (torch.int64, torch.int32):
                 pointer = index.untyped_storage().data_ptr()
                 for i, storage in enumerate(storages):
                     if storage == pointer:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 
 from autokernel.capture.nodes import (
     fake_value,
-    inside_transform,
+    is_opaque,
     is_tensor,
     op_name,
     storages,
@@ -59,7 +59,7 @@ def cancel(graph: fx.Graph) -> int:
     returned = {n for n in graph.nodes if n.op == "output" for n in n.all_input_nodes}
     gone = 0
     for node in list(graph.nodes):
-        if node.op not in ("call_function", "call_method") or not is_tensor(node) or inside_transform(node):
+        if node.op not in ("call_function", "call_method") or not is_tensor(node) or is_opaque(node):
             continue
         source = _same_tensor(node, returned)
         if source is None and _may_share(graph, node, written, returned):

@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from autokernel.capture import graph_breaks
 from autokernel.capture.graph_breaks import GraphBreak
 from autokernel.capture.nest import of_its_own, tensors_of
-from autokernel.capture.nodes import op_name, storages, written_storages
+from autokernel.capture.nodes import is_opaque, is_plain, op_name, storages, written_storages
 from autokernel.capture.simplify import simplify
 from autokernel.records import Role
 
@@ -79,13 +79,14 @@ class Graph:
     def static_nodes(self) -> set[fx.Node]:
         """Nodes whose value depends on parameters, buffers and literals only, never on an activation.
 
-        Random ops, in-place writes and anything with side effects are left out.
+        Random ops, in-place writes, anything with side effects and what is no plain tensor are left out.
         """
         written = written_storages(self.gm.graph.nodes)
         static: set[fx.Node] = set()
         for node in self.gm.graph.nodes:
             if node in self.roles:
-                if self.roles[node] != "activation" and not storages(node) & written:
+                moving = self.roles[node] == "activation" or is_opaque(node)
+                if not moving and not storages(node) & written:
                     static.add(node)
             elif (
                 node.op in ("call_function", "call_method")
@@ -232,8 +233,8 @@ def _synchronize(values: Iterable[Any]) -> None:
 
 @contextmanager
 def _put_back(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Whatever happens to ``tensors``, they are as before afterwards."""
-    saved = [(tensor, tensor.clone()) for tensor in tensors]
+    """Whatever happens to ``tensors``, the plain ones are as before afterwards."""
+    saved = [(tensor, tensor.clone()) for tensor in tensors if is_plain(tensor)]
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from autokernel.capture.nodes import (
     fake_value,
-    inside_transform,
+    is_opaque,
     is_tensor,
     op_name,
     record_value,
@@ -47,7 +47,7 @@ def drop_true_masks(graph: fx.Graph) -> int:
 
 def _unexpanded(node: fx.Node) -> bool:
     """Let a call of attention read its mask before the mask was expanded."""
-    if op_name(node) != _ATTENTION or inside_transform(node):
+    if op_name(node) != _ATTENTION or is_opaque(node):
         return False
     mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
     if not isinstance(mask, fx.Node) or op_name(mask) not in ("expand", "expand_as"):
@@ -88,7 +88,7 @@ def _and_true(graph: fx.Graph) -> int:
 
 def _is_mask(node: fx.Node) -> bool:
     value = fake_value(node)
-    if not is_tensor(node) or value.dtype != torch.bool or inside_transform(node) or len(node.args) != 2:
+    if not is_tensor(node) or value.dtype != torch.bool or is_opaque(node) or len(node.args) != 2:
         return False
     return all(isinstance(s, int) for s in value.shape) and value.numel() <= LIMIT
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def fake_value(node: fx.Node) -> Any:
@@ -120,9 +121,20 @@ def _tensors(value: Any) -> Iterable[Tensor]:
             yield from _tensors(item)
 
 
-def inside_transform(node: fx.Node) -> bool:
-    """Whether the node's value is one of functorch's (inside ``vmap``, say): it can't leave its place."""
-    return any(is_functorch_wrapped_tensor(value) for value in _tensors(fake_value(node)))
+def is_opaque(node: fx.Node) -> bool:
+    """Whether the node's value is no plain memory, so that no kernel can take it or give it.
+
+    That is a value inside ``vmap`` and the like, and what `is_plain` says no to.
+    """
+    values = _tensors(fake_value(node))
+    return any(is_functorch_wrapped_tensor(value) or not is_plain(value) for value in values)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether the tensor is numbers at an address: no wrapper around others (quantized weights of torchao,
+    nested and distributed tensors), not sparse, not of a quantized dtype."""
+    wrapped = is_traceable_wrapper_subclass(tensor)
+    return not (wrapped or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested)
 
 
 def arguments(node: fx.Node, names: Sequence[str]) -> dict[str, Any]:

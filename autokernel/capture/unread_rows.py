@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from autokernel.capture.nodes import (
     arguments,
     fake_value,
-    inside_transform,
+    is_opaque,
     is_tensor,
     op_name,
     record_value,
@@ -59,7 +59,7 @@ def drop_unread_rows(graph: fx.Graph) -> int:
     if any(symbolic(n) for n in graph.nodes):
         return 0
     slices = [n for n in graph.nodes if op_name(n) == "getitem" and _cut_of(n) is not None]
-    if not slices or written_storages(graph.nodes) or any(inside_transform(n) for n in graph.nodes):
+    if not slices or written_storages(graph.nodes) or any(is_opaque(n) for n in graph.nodes):
         return 0
     gone = 0
     for node in slices:

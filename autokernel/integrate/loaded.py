@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from autokernel.backends.packing import merge_in_place
+from autokernel.capture.nodes import is_plain
 from autokernel.errors import UsageError
 from autokernel.integrate.artifact import Artifact, Engagement
 from autokernel.integrate.dynamo_backend import compile_graph
@@ -224,14 +225,14 @@ def merge_parameters(model: nn.Module, artifact: Artifact) -> int:
     done = 0
     parameters = dict(model.named_parameters(remove_duplicate=False))
     users: dict[int, set[int]] = defaultdict(set)
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in filter(is_plain, (*model.parameters(), *model.buffers())):
         users[tensor.untyped_storage().data_ptr()].add(id(tensor))
     for entry in artifact.manifest["kernels"]:
         for merge in entry.get("merges", []):
             group: list[torch.Tensor] = [parameters[n] for n in merge["names"] if n in parameters]
-            if len(group) < len(merge["names"]) or any(
-                users[p.untyped_storage().data_ptr()] - {id(q) for q in group} for p in group
-            ):
+            if len(group) < len(merge["names"]) or not all(map(is_plain, group)):
+                continue
+            if any(users[p.untyped_storage().data_ptr()] - {id(q) for q in group} for p in group):
                 continue
             done += merge_in_place(group, merge["spare_rows"])
     return done

@@ -19,7 +19,7 @@ from torch import fx
 from autokernel.capture.graph import Graph
 from autokernel.capture.nodes import (
     fake_value,
-    inside_transform,
+    is_opaque,
     is_tensor,
     op_name,
     storages,
@@ -68,8 +68,9 @@ def partition(graph: Graph) -> Partition:
         return Partition(graph, [], compute)
     static = graph.static_nodes()
     written = written_storages(nodes)
-    transformed = {n for n in compute if inside_transform(n)}
-    blocked = transformed | touching_before_the_last_write(nodes)
+    opaque = {n for n in nodes if is_opaque(n)}
+    blocked = {n for n in compute if n in opaque or not opaque.isdisjoint(n.all_input_nodes)}
+    blocked |= touching_before_the_last_write(nodes)
     outside = _held_twice(graph)
     owner: dict[fx.Node, int] = {}
     accepted: dict[int, Region] = {}
@@ -80,7 +81,7 @@ def partition(graph: Graph) -> Partition:
     for family in FAMILIES.values():
         for match in list(family.find(graph, static, free)):
             region = _region(graph, match, static, free, outside)
-            if region is None or any(i in transformed for i in region.inputs):
+            if region is None or any(i in opaque for i in region.inputs):
                 continue
             if written and any(storages(o) & written for o in region.outputs):
                 continue

@@ -103,8 +103,10 @@ CHEATS: dict[str, Line] = {
     "counts_to_the_last_calls": Line(
         "rms", "incorrect|correct", "in a timed call|eager", "cpu", like="library_norm"
     ),
-    # Its thread may read inputs that are being written: then the answers are wrong, too.
-    "precomputes_while_idle": Line("rms", "rejected|incorrect", f"own clock|{OWN}|NaN", "cpu"),
+    # Its thread may read inputs that are being written (wrong answers), or never be ahead on a busy machine.
+    "precomputes_while_idle": Line(
+        "rms", "rejected|incorrect|correct", f"own clock|{OWN}|NaN|eager", "cpu", like="library_norm"
+    ),
     "leaves_its_group": Line("rms", "crash", NOT_SEEN, sandbox=True),
     "sabotages_the_baseline": Line("rms", "rejected", "own clock", "cpu"),
     "a_tenth_less": Line(
