@@ -25,9 +25,8 @@ def _head(path: Path) -> tuple[str, str]:
 
 
 def _verdict(line: Line) -> str:
-    if line.like:
-        return f"brings nothing over `{line.like}`"
-    status = " or ".join(line.status.split("|"))
+    named = {"correct": f"brings nothing over `{line.like}`"} if line.like else {}
+    status = " or ".join(named.get(one, one) for one in line.status.split("|"))
     return f"{status}, `{line.provenance}`" if line.provenance else status
 
 
