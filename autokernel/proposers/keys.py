@@ -10,8 +10,8 @@ A key comes from the environment (`VARIABLES`), else from ``config.toml`` in the
     anthropic = "..."
     openai = "..."
 
-The file is refused when anybody but its owner may read or write it.  `redact` goes over every text that is written
-or shown: it takes out the keys that are known here, and whatever else has the form of one.
+The file is refused when anybody but its owner may read or write it.  `redact` goes over every text that is
+written or shown: it takes out the keys that are known here, and whatever else has the form of one.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def _checked(place: Path, data: dict[str, Any]) -> Config:
         raise UsageError(f"{place}: keys must be a table: [keys] and lines such as anthropic = ...")
     for given, known, where in ((data, names, ""), (keys, set(VARIABLES), " in [keys]")):
         if unknown := sorted(set(given) - known):
-            raise UsageError(f"{place}: no setting {unknown[0]!r}{where}; there are {', '.join(sorted(known))}")
+            raise UsageError(
+                f"{place}: no setting {unknown[0]!r}{where}; there are {', '.join(sorted(known))}"
+            )
     price = data.get("price", "")
     if isinstance(price, list):
         price = ",".join(str(p) for p in price)

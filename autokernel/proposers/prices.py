@@ -1,7 +1,7 @@
 """What tokens cost, from the price list that the genai-prices package carries; nothing is downloaded.
 
-The list is as old as the installed package.  ``--price IN,OUT`` or ``--price IN,OUT,CACHED`` in dollars per million
-tokens, or ``price`` in the settings file, goes before it.
+The list is as old as the installed package.  ``--price IN,OUT`` or ``--price IN,OUT,CACHED`` in dollars per
+million tokens, or ``price`` in the settings file, goes before it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from autokernel.errors import UsageError
 class Price:
     """US dollars per million tokens.
 
-    ``cached`` is for input tokens read from a cache, ``written`` for those written to one.  ``longer`` are other
-    prices, for *all* tokens of a request with more input tokens than the number: ``((200_000, Price(...)),)``.
+    ``cached`` is for input tokens read from a cache, ``written`` for those written to one.  ``longer`` are
+    other prices, for *all* tokens of a request with more input tokens than the number: ``((200_000,
+    Price(...)),)``.
     """
 
     input: float
@@ -69,11 +70,12 @@ def parse_price(text: str) -> Price:
         raise UsageError(
             f"--price {text}: write IN,OUT or IN,OUT,CACHED in dollars per million tokens, such as 3,15"
         )
-    return Price(*numbers)
+    return Price(numbers[0], numbers[1], numbers[2] if len(numbers) == 3 else None)
 
 
 def price_of(provider_name: str, model: str, base_url: str | None = None) -> Price | None:
-    """The listed price, or None.  With ``base_url`` it is looked up for whoever runs that address, if known."""
+    """The listed price, or None.  With ``base_url`` it is looked up for whoever runs that address, if
+    known."""
     from genai_prices.data_snapshot import get_snapshot
 
     snapshot = get_snapshot()
@@ -88,7 +90,12 @@ def price_of(provider_name: str, model: str, base_url: str | None = None) -> Pri
     return _flat(listed)
 
 
-_FIELDS = {"input": "input_mtok", "output": "output_mtok", "cached": "cache_read_mtok", "written": "cache_write_mtok"}
+_FIELDS = {
+    "input": "input_mtok",
+    "output": "output_mtok",
+    "cached": "cache_read_mtok",
+    "written": "cache_write_mtok",
+}
 
 
 def _flat(listed: Any) -> Price | None:

@@ -10,7 +10,9 @@ from autokernel.errors import AutokernelError
 
 Finish = Literal["stop", "length", "refused"]
 
-ErrorKind = Literal["auth", "model", "overflow", "quota", "rate", "server", "connection", "bad_answer", "other"]
+ErrorKind = Literal[
+    "auth", "model", "overflow", "quota", "rate", "server", "connection", "bad_answer", "other"
+]
 """Why there is no reply.
 
 auth        no key, a wrong one, or one that may not do this       final
@@ -70,8 +72,8 @@ class Reply:
 class ProviderError(AutokernelError):
     """The API could not be asked or did not answer; the text is one line, without keys.
 
-    ``final``: asking again won't help, by default for the kinds in `FINAL_KINDS`.  ``lost`` is what came of an
-    answer that broke off: nobody says what that cost, so its counts are estimates, but it is paid for.
+    ``final``: asking again won't help, by default for the kinds in `FINAL_KINDS`.  ``lost`` is what came of
+    an answer that broke off: nobody says what that cost, so its counts are estimates, but it is paid for.
     """
 
     def __init__(

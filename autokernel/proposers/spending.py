@@ -1,9 +1,9 @@
 """What a run may spend on language models, checked before anything is sent.
 
-A request's worst case is all of its bytes as tokens, plus the longest reply allowed.  No tokenizer in use makes more
-tokens than there are UTF-8 bytes, and kernels with prose take one for three to four bytes: the input side of the
-worst case is three to four times what comes.  The reply's side is its limit, of which a usual answer takes a tenth
-to a half.  What is counted afterwards is what the API reported.
+A request's worst case is all of its bytes as tokens, plus the longest reply allowed.  No tokenizer in use
+makes more tokens than there are UTF-8 bytes, and kernels with prose take one for three to four bytes: the
+input side of the worst case is three to four times what comes.  The reply's side is its limit, of which a
+usual answer takes a tenth to a half.  What is counted afterwards is what the API reported.
 """
 
 from __future__ import annotations
