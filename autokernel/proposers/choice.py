@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 
 from autokernel.errors import UsageError
 from autokernel.proposers.keys import LLM_VARIABLE, read_config, redact
@@ -24,9 +25,10 @@ _ADDRESS_VARIABLES = {"anthropic": "ANTHROPIC_BASE_URL", "openai": "OPENAI_BASE_
 
 @dataclass(frozen=True)
 class Choice:
-    """A model to ask.  ``origin`` is what chose it; ``spending`` has the limits, and nothing spent."""
+    """A model to ask.  ``name`` is the provider's, ``origin`` what chose it; ``spending`` has the limits, and
+    the run counts into it."""
 
-    provider: str
+    name: str
     model: str
     base_url: str | None
     effort: str | None
@@ -34,18 +36,24 @@ class Choice:
     spending: Spending
     origin: str
 
-    def open(self) -> Provider:
-        """The provider.  Raises UsageError without a key; nothing is sent yet."""
-        return PROVIDERS[self.provider].create(
-            self.model, self.base_url, effort=self.effort, price=self.price
+    @cached_property
+    def provider(self) -> Provider:
+        """Raises UsageError without a key; nothing is sent yet."""
+        return PROVIDERS[self.name].create(
+            self.model,
+            self.base_url,
+            effort=self.effort,
+            price=self.price,
+            may_repeat=self.spending.allows_again,
         )
 
     def describe(self) -> str:
         """One line for the start of a run."""
         where = f" at {redact(self.base_url)}" if self.base_url else ""
-        price = "" if self.price is None or self.provider == "replay" else f" ({self.price})"
-        limits = "" if self.provider == "replay" else f"; {self.spending.describe()}"
-        return f"{self.provider}:{self.model}{where} is asked, by {self.origin}{price}{limits}"
+        replayed = self.name == "replay"
+        price = "" if self.price is None or replayed else f" ({self.price})"
+        limits = "" if replayed else f"; {self.spending.describe()}"
+        return f"{self.name}:{self.model}{where} is asked, by {self.origin}{price}{limits}"
 
 
 def choose(
@@ -75,7 +83,10 @@ def choose(
     known = Price(0.0, 0.0) if name == "replay" else price_of(name, model, base_url)
     if price:
         known = parse_price(price)
-    return Choice(name, model, base_url, effort, known, limited(max_usd, max_tokens, known), origin)
+    spending = limited(max_usd, max_tokens, known)
+    if name == "replay" and max_usd is None and max_tokens is None:
+        spending = Spending(price=known)  # nothing is sent
+    return Choice(name, model, base_url, effort, known, spending, origin)
 
 
 def split(text: str, origin: str = "--llm") -> tuple[str, str]:

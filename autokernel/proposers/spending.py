@@ -8,11 +8,11 @@ usual answer takes a tenth to a half.  What is counted afterwards is what the AP
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autokernel.errors import UsageError
 from autokernel.proposers.prices import Price
-from autokernel.proposers.provider import Request
+from autokernel.proposers.provider import Reply, Request
 
 DEFAULT_MAX_USD = 5.0
 DEFAULT_MAX_TOKENS = 2_000_000
@@ -100,6 +100,12 @@ class Spending:
                 f"and the next request may cost ${dollars:.2f}"
             )
         return ""
+
+    def allows_again(self, request: Request, lost: Reply) -> bool:
+        """Whether ``request`` may be sent a second time, on top of ``lost``, which isn't counted here yet."""
+        ahead = replace(self)
+        ahead.add(lost.tokens_in, lost.tokens_out, lost.cost_usd, lost.tokens_cached)
+        return not ahead.refuses(request)
 
     def exhausted(self) -> str:
         """Why no request at all may be sent any more; empty when one may."""

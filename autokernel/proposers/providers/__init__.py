@@ -1,6 +1,6 @@
 """Language-model providers: name on the command line -> module.
 
-Each module has ``create(model, base_url, *, effort, price, patience) -> Provider``.  The registry is
+Each module has ``create(model, base_url, **settings) -> Provider``.  The registry is
 literal: adding a provider is one file and one line here; a key of its own is a line in `keys.VARIABLES`.
 """
 

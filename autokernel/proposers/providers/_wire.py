@@ -74,12 +74,19 @@ class Streaming:
     default_address = ""
 
     def __init__(
-        self, model: str, base_url: str | None, effort: str | None, price: Price | None, patience: Patience
-    ):
-        self.model, self.effort, self.price, self.patience = model, effort, price, patience
+        self,
+        model: str,
+        base_url: str | None,
+        *,
+        effort: str | None = None,
+        price: Price | None = None,
+        patience: Patience | None = None,
+        may_repeat: Callable[[Request, Reply], bool] = lambda request, lost: True,
+    ) -> None:
+        self.model, self.effort, self.price, self._may_repeat = model, effort, price, may_repeat
+        self.patience = patience or Patience()
         self.address = checked_address(base_url) if base_url else self.default_address
-        self.may_repeat: Callable[[Request, Reply], bool] = lambda request, lost: True
-        self._clock = Clock(patience)
+        self._clock = Clock(self.patience)
         self._limit: int | None = None  # the model's own
         self._room: int | None = None  # what this prompt leaves of its context
 
@@ -104,7 +111,7 @@ class Streaming:
         except ProviderError as error:
             lost = error.lost
             worth_it = error.kind in ("connection", "server") and not isinstance(error, _TooSlow)
-            if lost is None or not worth_it or not self.may_repeat(request, lost):
+            if lost is None or not worth_it or not self._may_repeat(request, lost):
                 raise
         time.sleep(self.patience.pause_s)
         try:

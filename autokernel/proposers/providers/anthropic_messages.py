@@ -13,23 +13,16 @@ from typing import Any
 
 from autokernel.errors import UsageError
 from autokernel.proposers.keys import VARIABLES, find_key
-from autokernel.proposers.prices import Price
 from autokernel.proposers.provider import Request
-from autokernel.proposers.providers._wire import Heard, Patience, Streaming, note, whole
+from autokernel.proposers.providers._wire import Heard, Streaming, note, whole
 
 _CACHED = {"type": "ephemeral"}
 _MIN_BUDGET = 1024
 
 
-def create(
-    model: str,
-    base_url: str | None = None,
-    *,
-    effort: str | None = None,
-    price: Price | None = None,
-    patience: Patience | None = None,
-) -> AnthropicMessages:
-    return AnthropicMessages(model, base_url, effort, price, patience or Patience())
+def create(model: str, base_url: str | None = None, **settings: Any) -> AnthropicMessages:
+    """``settings`` are the keyword arguments of `Streaming`."""
+    return AnthropicMessages(model, base_url, **settings)
 
 
 class AnthropicMessages(Streaming):
@@ -37,11 +30,9 @@ class AnthropicMessages(Streaming):
     key_variable = VARIABLES["anthropic"]
     default_address = "https://api.anthropic.com"
 
-    def __init__(
-        self, model: str, base_url: str | None, effort: str | None, price: Price | None, patience: Patience
-    ):
+    def __init__(self, model: str, base_url: str | None, **settings: Any) -> None:
         base_url = base_url or os.environ.get("ANTHROPIC_BASE_URL") or None
-        super().__init__(model, base_url, effort, price, patience)
+        super().__init__(model, base_url, **settings)
         key = find_key(self.name)
         if not key and not base_url:
             raise UsageError(

@@ -15,23 +15,16 @@ from urllib.parse import urlsplit
 
 from autokernel.errors import UsageError
 from autokernel.proposers.keys import VARIABLES, find_key
-from autokernel.proposers.prices import Price
 from autokernel.proposers.provider import Finish, ProviderError, Request
 from autokernel.proposers.providers._errors import kind_of, one_line
-from autokernel.proposers.providers._wire import Heard, Patience, Streaming, note, whole
+from autokernel.proposers.providers._wire import Heard, Streaming, note, whole
 
 _NEW, _OLD = "max_completion_tokens", "max_tokens"
 
 
-def create(
-    model: str,
-    base_url: str | None = None,
-    *,
-    effort: str | None = None,
-    price: Price | None = None,
-    patience: Patience | None = None,
-) -> OpenAICompatible:
-    return OpenAICompatible(model, base_url, effort, price, patience or Patience())
+def create(model: str, base_url: str | None = None, **settings: Any) -> OpenAICompatible:
+    """``settings`` are the keyword arguments of `Streaming`."""
+    return OpenAICompatible(model, base_url, **settings)
 
 
 class OpenAICompatible(Streaming):
@@ -39,11 +32,9 @@ class OpenAICompatible(Streaming):
     key_variable = VARIABLES["openai"]
     default_address = "https://api.openai.com/v1"
 
-    def __init__(
-        self, model: str, base_url: str | None, effort: str | None, price: Price | None, patience: Patience
-    ):
+    def __init__(self, model: str, base_url: str | None, **settings: Any) -> None:
         base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
-        super().__init__(model, base_url, effort, price, patience)
+        super().__init__(model, base_url, **settings)
         key = find_key(self.name)
         if not key and not base_url:
             raise UsageError(
