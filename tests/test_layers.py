@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("integrate",),
     ("report",),
     ("doctor", "bench", "session"),
-    ("optimize",),
+    ("optimize", "dry_run"),
     ("cli",),
     ("__main__",),
 )

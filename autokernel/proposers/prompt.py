@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autokernel.proposers.base import TaskState
-from autokernel.proposers.provider import Message
+from autokernel.proposers.provider import Request
 from autokernel.records import Experiment, Port, Task
 
 HISTORY = 12
 SOURCE_LIMIT = 60_000
+MAX_OUTPUT_TOKENS = 32_000
 
 SYSTEM = """\
 You write fast and correct kernels for PyTorch models. You are given one region of a model and its current \
@@ -43,7 +44,7 @@ DESCRIPTION: <one sentence: which bottleneck, which change, why it should help>
 ```"""
 
 
-def build_prompt(state: TaskState, device: str) -> list[Message]:
+def build_prompt(state: TaskState, device: str) -> list[dict[str, str]]:
     """The messages for one edit.  ``device`` is a line such as ``NVIDIA H200 (sm_90)``."""
     task = state.task
     parts = [
@@ -59,6 +60,11 @@ def build_prompt(state: TaskState, device: str) -> list[Message]:
         parts.append(f"# Tried on this task, oldest first\n{history}")
     parts.append("Change one thing that attacks the bottleneck, and return the whole file.")
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n\n".join(parts)}]
+
+
+def build_request(state: TaskState, device: str) -> Request:
+    system, user = build_prompt(state, device)
+    return Request(system["content"], "", [{"role": "user", "content": user["content"]}], MAX_OUTPUT_TOKENS)
 
 
 def describe_task(task: Task, device: str) -> str:

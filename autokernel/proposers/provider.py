@@ -10,7 +10,9 @@ from autokernel.errors import AutokernelError
 
 Finish = Literal["stop", "length", "refused"]
 
-ErrorKind = Literal["auth", "model", "overflow", "quota", "rate", "server", "connection", "bad_answer", "other"]
+ErrorKind = Literal[
+    "auth", "model", "overflow", "quota", "rate", "server", "connection", "bad_answer", "other"
+]
 """Why there is no reply.
 
 auth        no key, a wrong one, or one that may not do this       final
@@ -54,6 +56,7 @@ class Reply:
 
     ``tokens_in`` counts cached tokens too, ``tokens_cached`` those of them that were read from a cache;
     ``tokens_out`` counts thinking too.  ``cost_usd`` is the provider's own figure, else the price list's.
+    ``estimated``: the server reported no tokens, and the counts are upper estimates from the texts.
     """
 
     text: str
@@ -63,18 +66,28 @@ class Reply:
     tokens_cached: int | None = None
     cost_usd: float | None = None
     model: str = ""
+    estimated: bool = False
 
 
 class ProviderError(AutokernelError):
     """The API could not be asked or did not answer; the text is one line, without keys.
 
-    ``final``: asking again won't help, by default for the kinds in `FINAL_KINDS`.
+    ``final``: asking again won't help, by default for the kinds in `FINAL_KINDS`.  ``lost`` is what came of
+    an answer that broke off: nobody says what that cost, so its counts are estimates, but it is paid for.
     """
 
-    def __init__(self, reason: str, *, kind: ErrorKind = "other", final: bool | None = None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        kind: ErrorKind = "other",
+        final: bool | None = None,
+        lost: Reply | None = None,
+    ) -> None:
         super().__init__(reason)
         self.kind: ErrorKind = kind
         self.final = kind in FINAL_KINDS if final is None else final
+        self.lost = lost
 
 
 class Provider(Protocol):
