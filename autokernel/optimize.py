@@ -27,6 +27,7 @@ from autokernel.loop import TaskLoop, TaskResult
 from autokernel.profile_records import break_lines
 from autokernel.proposers.base import Proposer
 from autokernel.proposers.choice import Choice, choose
+from autokernel.proposers.facts import DeviceFacts, facts_of
 from autokernel.proposers.llm import LLMProposer
 from autokernel.proposers.playbook import PlaybookProposer, StarterProposer
 from autokernel.records import Experiment, Task
@@ -191,16 +192,26 @@ def _run(session: Session, judge: Judge, options: Options, choice: Choice | None
                     times |= judge.prepare(new)
                 interrupt.check()
             plans = scheduler.reordered(plans, times)
+        limits = limits_of(options, session.journal, started, interrupt)
+        ceilings = hardware.ceilings(hardware.detect(session.loaded.spec.device))  # the profile's, cached
         results = run_tasks(
             plans,
             session.journal,
             judge.open,
-            proposers_of(options, choice, session.context_of, session.device, session.path, session.journal),
-            limits=limits_of(options, session.journal, started, interrupt),
+            proposers_of(
+                options,
+                choice,
+                session.context_of,
+                facts_of(session.loaded.spec.device, ceilings),
+                session.path,
+                limits,
+                out,
+            ),
+            limits=limits,
             tag=session.folder.name,
             device=session.device,
             out=out,
-            ceilings=hardware.ceilings(hardware.detect(session.loaded.spec.device)),  # the profile's, cached
+            ceilings=ceilings,
         )
         judge.release()
         interrupt.check()
@@ -237,9 +248,10 @@ def proposers_of(
     options: Options,
     choice: Choice | None,
     context_of: Callable[[Task], Any] | None,
-    device: str,
+    facts: DeviceFacts,
     run: Path,
-    journal: Journal,
+    limits: Limits,
+    out: Console,
 ) -> list[Proposer]:
     """Who is asked, in order.  A language model only when one was chosen."""
     proposers: list[Proposer] = [StarterProposer()]
@@ -247,7 +259,16 @@ def proposers_of(
         proposers.append(PlaybookProposer(context_of))
     if choice is not None:
         record = None if choice.name == "replay" else run / "llm.jsonl"
-        proposers.append(LLMProposer(choice.provider, device=device, spending=choice.spending, record=record))
+        proposers.append(
+            LLMProposer(
+                choice.provider,
+                device=facts,
+                spending=choice.spending,
+                record=record,
+                say=lambda text: out.print(text, markup=False),
+                stop=lambda: bool(limits.reached(())),  # a pause ends with the time budget, or with Ctrl-C
+            )
+        )
     return proposers
 
 
@@ -323,12 +344,13 @@ def optimize_kernel(
         announce(choice, journal, out)
         try:
             with Judge(device) as judge, Interrupt(out.print) as interrupt:
+                limits = limits_of(options, journal, started, interrupt)
                 run_tasks(
                     [scheduler.Plan(task, "full")],
                     journal,
                     judge.open,
-                    proposers_of(options, choice, None, where, folder.path, journal),
-                    limits=limits_of(options, journal, started, interrupt),
+                    proposers_of(options, choice, None, facts_of(device), folder.path, limits, out),
+                    limits=limits,
                     tag=folder.name,
                     device=where,
                     out=out,

@@ -39,6 +39,12 @@ class TaskState:
         """Rows of this task that somebody's proposal led to."""
         return sum(1 for row in self.history if row.status != "baseline")
 
+    @property
+    def times_us(self) -> list[float]:
+        """Of whatever has been timed and may be the one to beat."""
+        current = [] if self.current_latency_us is None else [self.current_latency_us]
+        return [*self.baselines.values(), *current]
+
 
 class Proposer(Protocol):
     """``name`` goes into the journal's ``proposer`` column.

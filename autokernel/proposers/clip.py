@@ -27,7 +27,7 @@ def clip_middle(text: str, limit: int) -> str:
 
 
 def clip_list(lines: list[str], limit: int, *, newest_last: bool = False) -> str:
-    """Whole lines, at most ``limit`` characters in all; of a list that ends with the newest, the last ones."""
+    """Whole lines, ``limit`` characters in all; of a list that ends with the newest, the last ones."""
     kept: list[str] = []
     used = 0
     for line in reversed(lines) if newest_last else lines:

@@ -17,7 +17,7 @@ from autokernel.proposers.clip import one_line
 from autokernel.proposers.provider import Reply
 from autokernel.proposers.search_replace import apply_blocks, find_blocks
 
-Kind = Literal["file", "empty", "refused", "truncated", "unusable"]
+Kind = Literal["file", "empty", "refused", "truncated", "unusable", "repeat"]
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)[^\n`]*$")
 _PYTHON = frozenset({"", "python", "py", "python3"})
@@ -27,6 +27,8 @@ _FIELD = re.compile(
 )  # fmt: skip
 _DEFINES = re.compile(r"^(?:def kernel_fn\b|kernel_fn\s*[=:])", re.MULTILINE)
 _HUNK = re.compile(r"^@@ .*@@", re.MULTILINE)
+RESERVED = frozenset({"repair", "tuned", "point", "starter", "by-hand"})
+"""Strategy tags that mean something to the loop, and are not a model's to give."""
 MAX_SOURCE = 200_000
 MAX_REPLY = 400_000
 _CLOSINGS = 12  # fences in a docstring that are tried as the end of a block
@@ -34,7 +36,8 @@ _CLOSINGS = 12  # fences in a docstring that are tried as the end of a block
 
 @dataclass(slots=True)
 class Edit:
-    """``source`` is None when there is no usable file; ``problem`` then says why, and ``kind`` which way.
+    """``source`` is None when there is no usable file; ``problem`` then says why, and ``kind`` which way
+    (``repeat``: there is one, and it has had its verdict).
 
     ``strategy`` are tags joined by commas, ``description`` one sentence.
     """
@@ -207,8 +210,8 @@ def _fields(prose: str) -> tuple[str, str]:
         if match := _FIELD.match(line[:600].lstrip(" \t*_#>-`")):
             fields[match[1].lower()] = one_line(match[2].strip(" \t*_`."), 300)
     parts = [fields.get("mechanism") or fields.get("description") or one_line(prose)]
-    about = [f"{name} {fields[key]}" for name, key in (("bound by", "bottleneck"), ("predicted", "prediction"))
-             if fields.get(key)]  # fmt: skip
+    named = (("bound by", "bottleneck"), ("predicted", "prediction"))
+    about = [f"{name} {fields[key]}" for name, key in named if fields.get(key)]
     if about:
         parts.append(f"({'; '.join(about)})")
     return tags(fields.get("strategy", "")), " ".join(p for p in parts if p)
@@ -217,4 +220,4 @@ def _fields(prose: str) -> tuple[str, str]:
 def tags(text: str) -> str:
     """``Split-K, larger tiles`` -> ``split-k,larger-tiles``; at most four, as memory compares them."""
     found = [re.sub(r"[^a-z0-9]+", "-", t.lower()).strip("-")[:40] for t in re.split(r"[,;/+]", text[:400])]
-    return ",".join(list(dict.fromkeys(t for t in found if t))[:4])
+    return ",".join(list(dict.fromkeys(t for t in found if t and t not in RESERVED))[:4])

@@ -13,6 +13,7 @@ blocks may not touch the same lines.
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -85,7 +86,7 @@ def apply_blocks(source: str, blocks: tuple[Block, ...]) -> tuple[str, str]:
             return "", f"block {number}: {_missing(lines, block.search, blocks[: number - 1])}"
         spans.append((places[0], places[0] + size, number, block))
     spans.sort(key=lambda s: s[:3])
-    for (_, end, first, _), (start, _, second, _) in zip(spans, spans[1:], strict=False):
+    for (_, end, first, _), (start, _, second, _) in itertools.pairwise(spans):
         if start < end:
             return "", f"blocks {min(first, second)} and {max(first, second)} change the same lines"
     for start, end, _, block in reversed(spans):
@@ -98,9 +99,7 @@ def _places(lines: list[str], search: tuple[str, ...]) -> list[int]:
     if len(search) > len(lines):
         return []
     first, wanted = search[0], list(search)
-    return [
-        i for i, line in enumerate(lines) if line == first and lines[i : i + len(wanted)] == wanted
-    ]
+    return [i for i, line in enumerate(lines) if line == first and lines[i : i + len(wanted)] == wanted]
 
 
 def _missing(lines: list[str], search: tuple[str, ...], earlier: tuple[Block, ...]) -> str:
@@ -133,7 +132,9 @@ def _longest(lines: list[str], search: tuple[str, ...]) -> tuple[int, int]:
         if line != search[0] or not line.strip():
             continue
         length = 0
-        while length < len(search) and start + length < len(lines) and lines[start + length] == search[length]:
+        while (
+            length < len(search) and start + length < len(lines) and lines[start + length] == search[length]
+        ):
             length += 1
         if length > best[1]:
             best = (start, length)
