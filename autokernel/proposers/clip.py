@@ -44,6 +44,14 @@ def one_line(text: str, limit: int = 160) -> str:
     return line if len(line) <= limit and len(text) <= 8 * limit else line[: limit - 1] + "…"
 
 
+def quantity(value: float, unit: str) -> str:
+    """``134225920, "B"`` -> ``134 MB``."""
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
 def fenced(text: str, language: str = "python") -> str:
     """``text`` in a Markdown fence that is longer than any in it."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)

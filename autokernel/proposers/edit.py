@@ -31,7 +31,8 @@ RESERVED = frozenset({"repair", "tuned", "point", "starter", "by-hand"})
 """Strategy tags that mean something to the loop, and are not a model's to give."""
 MAX_SOURCE = 200_000
 MAX_REPLY = 400_000
-_CLOSINGS = 12  # fences in a docstring that are tried as the end of a block
+_CLOSINGS = 12  # fences in a docstring that are tried as the end of a block,
+_LOOKED_INTO = 50  # in so many blocks of a reply: an answer has one
 
 
 @dataclass(slots=True)
@@ -153,7 +154,8 @@ def _split(text: str) -> tuple[list[tuple[str, list[str]]], str, bool]:
         if not ends:
             return blocks, "\n".join(prose), True
         language = match[2].lower()
-        end = _end_of_file(lines, index, ends) if language in _PYTHON else ends[0]
+        look = language in _PYTHON and len(blocks) < _LOOKED_INTO
+        end = _end_of_file(lines, index, ends) if look else ends[0]
         blocks.append((language, lines[index + 1 : end]))
         index = end + 1
     return blocks, "\n".join(prose), False

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from autokernel.bound import least_times_us
 from autokernel.proposers.base import TaskState
+from autokernel.proposers.clip import quantity
 from autokernel.proposers.facts import DeviceFacts
 from autokernel.records import TIMED, Experiment, Task, Verdict
 from autokernel.results import source_id
@@ -23,7 +24,7 @@ def describe_roofline(task: Task, facts: DeviceFacts) -> str:
     """The least work of one call, the least time for it, and what that leaves to gain."""
     lines = []
     if task.flops is not None and task.bytes is not None:
-        line = f"Least work of one call: {task.flops:.4g} FLOP, {task.bytes:.4g} bytes"
+        line = f"Least work of one call: {quantity(task.flops, 'FLOP')}, {quantity(task.bytes, 'B')}"
         if task.bytes:
             line += f", {task.flops / task.bytes:.3g} FLOP per byte"
         ridge = _ridge(task, facts)
@@ -31,7 +32,7 @@ def describe_roofline(task: Task, facts: DeviceFacts) -> str:
             line + (f" (this device turns from memory to compute at {ridge:.3g})." if ridge else ".")
         )
     if task.roofline_us is not None:
-        line = f"Roofline: {task.roofline_us:.3g} µs for one call"
+        line = f"Roofline: {task.roofline_us:.2f} µs for one call"
         lines.append(line + (f" ({floors})." if (floors := _floors(task, facts)) else "."))
     if task.head_room is not None:
         line = f"Head-room: eager PyTorch takes {task.head_room:.2f} times as long as that"
@@ -95,15 +96,16 @@ def _attained(task: Task, row: Experiment, facts: DeviceFacts) -> str:
         parts.append(f"{row.pct_peak:.0f} % of the roofline's speed")
     ceilings = facts.ceilings
     if task.bytes:
-        rate = task.bytes / us / 1e3
-        peak = ceilings.copy_bytes_per_s / 1e9 if ceilings and ceilings.copy_bytes_per_s else None
-        parts.append(f"{rate:.3g} GB/s" + (f" of {peak:.4g}" if peak else ""))
+        parts.append(_of(task.bytes / us * 1e6, ceilings.copy_bytes_per_s if ceilings else None, "B/s"))
     if task.flops:
-        rate, peak = task.flops / us / 1e3, _peak_flops(task, facts)
-        parts.append(f"{rate:.3g} GFLOP/s" + (f" of {peak / 1e9:.4g}" if peak else ""))
+        parts.append(_of(task.flops / us * 1e6, _peak_flops(task, facts), "FLOP/s"))
     if row.bound:
         parts.append(f"bound: {row.bound}")
     return "; ".join(parts) or f"{us:.2f} µs"
+
+
+def _of(rate: float, peak: float | None, unit: str) -> str:
+    return quantity(rate, unit) + (f" of {quantity(peak, unit)}" if peak else "")
 
 
 def _floors(task: Task, facts: DeviceFacts) -> str:
@@ -111,7 +113,7 @@ def _floors(task: Task, facts: DeviceFacts) -> str:
         return ""
     memory, compute = least_times_us(task, facts.ceilings)
     known = (("moving the bytes", memory), ("computing", compute))
-    return ", ".join(f"{name} {us:.3g} µs" for name, us in known if us)
+    return ", ".join(f"{name} {us:.2f} µs" for name, us in known if us)
 
 
 def _peak_flops(task: Task, facts: DeviceFacts) -> float | None:

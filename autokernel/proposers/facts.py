@@ -81,9 +81,10 @@ class DeviceFacts:
         lines = []
         if self.ceilings.copy_bytes_per_s:
             lines.append(f"Copy bandwidth, measured here: {self.ceilings.copy_bytes_per_s / 1e9:.4g} GB/s.")
-        rates = [f"{n} {r / 1e12:.3g}" for n, r in sorted(self.ceilings.flops_per_s.items())]
+        unit, name = (1e9, "GFLOP/s") if self.kind == "cpu" else (1e12, "TFLOP/s")
+        rates = [f"{n} {r / unit:.3g}" for n, r in sorted(self.ceilings.flops_per_s.items())]
         if rates:
-            lines.append(f"Large matrix products, measured here, in TFLOP/s: {', '.join(rates)}.")
+            lines.append(f"Large matrix products, measured here, in {name}: {', '.join(rates)}.")
         if self.ceilings.launch_us:
             lines.append(f"A call that does nothing takes {self.ceilings.launch_us:.1f} µs.")
         return lines

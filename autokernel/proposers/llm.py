@@ -243,10 +243,12 @@ class LLMProposer:
     def _declines(self, state: TaskState) -> bool:
         """Whether this task isn't worth a question; said once."""
         task = state.task
-        if task.name not in self._declined:
-            if why := scheduler.not_worth_asking(task, state.times_us):
-                self._decline(task, why)
-        return task.name in self._declined
+        if task.name in self._declined:
+            return True
+        why = scheduler.not_worth_asking(task, state.times_us)
+        if why:
+            self._decline(task, why)
+        return bool(why)
 
     def _decline(self, task: Task, why: str) -> None:
         self._declined[task.name] = why

@@ -44,12 +44,12 @@ EDIT, REPAIR, CORRECT = "# Asked for: an edit", "# Asked for: a repair", "# Aske
 
 _IMPROVE = """\
 Name the one bottleneck that the numbers above point to, and make the one change that moves it most. Don't
-repeat what failed. If small changes have stopped paying, change the algorithm, what is fused, or how memory is
-laid out."""
+repeat what failed. If small changes have stopped paying, change the algorithm, what is fused, or how memory
+is laid out."""
 _MEND = """\
-Only its implementation is wrong. Find the cause in the error text and mend the file above: the edit applies to
-it. Change nothing else. If the plan itself can't work, say so in MECHANISM and make the smallest correct file
-of it."""
+Only its implementation is wrong. Find the cause in the error text and mend the file above: the edit applies
+to it. Change nothing else. If the plan itself can't work, say so in MECHANISM and make the smallest correct
+file of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ def _ask(state: TaskState, repair: Repair | None) -> str:
         plan = f"[{one_line(repair.row.strategy)}] {one_line(repair.row.description, 400)}"
         return _part("ask", REPAIR, f"The plan stands: {plan}\n{_MEND}")
     best = min(state.times_us, default=None)
-    goal = f"What counts is less than {best:.2f} µs. " if best is not None else ""
+    goal = f"What counts is less than {best:.2f} µs.\n" if best is not None else ""
     return _part("ask", EDIT, f"{goal}{_IMPROVE}")
 
 

@@ -28,9 +28,10 @@ One Python file, and nothing beside it.
   functools, itertools, operator, dataclasses, collections, enum.
 - A cpp kernel holds its C++17 in a string SOURCE of `extern "C"` functions that return void:
   `from autokernel.backends import cpp_backend`;
-  `fn = cpp_backend.load(SOURCE).function("name", pointers=2, ints=1)` takes addresses first, then C ints. `addresses, owners = cpp_backend.pointers(x, out)` gives the addresses
-  of contiguous tensors; keep `owners` alive until the call is over. It is compiled with -O3 -march=native
-  -fopenmp, without -ffast-math: write sums with several accumulators or `#pragma omp simd reduction`.
+  `fn = cpp_backend.load(SOURCE).function("name", pointers=2, ints=1)` takes addresses first, then C ints.
+  `addresses, owners = cpp_backend.pointers(x, out)` gives the addresses of contiguous tensors; keep `owners`
+  alive until the call is over. It is compiled with -O3 -march=native -fopenmp and without -ffast-math: write
+  sums with several accumulators, or `#pragma omp simd reduction`.
 
 # How it is judged
 In a sandbox, on secret inputs: normal, large, with an offset, with outliers, captured from the model. Every
