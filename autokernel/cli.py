@@ -161,14 +161,32 @@ def optimize(
     max_experiments: Annotated[
         int | None, typer.Option("--max-experiments", "--max-iterations", min=0, help="Of the whole run.")
     ] = None,
-    max_usd: Annotated[float | None, typer.Option("--max-usd", min=0.0, help="Spent on --llm.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=0, help="Spent on --llm.")] = None,
     llm: Annotated[
-        str | None, typer.Option("--llm", metavar="PROVIDER:MODEL", help="openai:MODEL or replay:FILE.jsonl.")
+        str | None,
+        typer.Option("--llm", metavar="PROVIDER:MODEL", help="anthropic:, openai: or replay:FILE; none."),
     ] = None,
     base_url: Annotated[
-        str | None, typer.Option("--base-url", metavar="URL", help="For --llm openai:.")
+        str | None, typer.Option("--base-url", metavar="URL", help="Another server for --llm.")
     ] = None,
+    max_usd: Annotated[
+        float | None,
+        typer.Option("--max-usd", help="Spent on --llm in this run. Default 5; docs/llm.md"),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", help="The same in tokens. Default 2000000 where no price is known."),
+    ] = None,
+    price: Annotated[
+        str | None, typer.Option("--price", metavar="IN,OUT[,CACHED]", help="$ per million tokens of --llm.")
+    ] = None,
+    effort: Annotated[
+        str | None,
+        typer.Option("--effort", metavar="low|medium|high|...", help="How long --llm thinks."),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show the first prompt for --llm and its cost; send nothing."),
+    ] = False,
     no_playbook: Annotated[bool, typer.Option("--no-playbook", help="Only --llm proposes.")] = False,
     max_autotune: Annotated[
         bool, typer.Option("--max-autotune", help="Measure that baseline too; it takes minutes.")
@@ -193,11 +211,22 @@ def optimize(
         max_tokens=max_tokens,
         llm=llm,
         base_url=base_url,
+        price=price,
+        effort=effort,
         playbook=not no_playbook,
         fresh=fresh,
         max_autotune=max_autotune,
     )
     progress = console(stderr=True)
+    if dry_run:
+        from autokernel.dry_run import dry_run as preview
+
+        spec = None if ref else _spec(model, device, class_name, input_shape, dtype, checkpoint)
+        path, shown = preview(model, ref, spec, device or _default_device(), run, options, progress)
+        if not _emit({"run": str(path), **shown.to_json()}, as_json, json_out):
+            print(shown.text())
+        _last_line(path, as_json)
+        return
     try:
         if ref is not None:
             where = device or _default_device()

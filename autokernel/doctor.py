@@ -159,9 +159,16 @@ def _writable() -> Check:
 
 
 def _key() -> Check:
-    if os.environ.get("OPENAI_API_KEY"):
-        return Check("API key", "ok", "OPENAI_API_KEY is set; it is used only with --llm openai:MODEL")
-    return Check("API key", "ok", "none: the built-in playbook needs none")
+    from autokernel.proposers.keys import where_keys_are
+
+    try:
+        found = where_keys_are()
+    except AutokernelError as error:
+        return Check("API keys", "warn", str(error))
+    if not found:
+        return Check("API keys", "ok", "none: the built-in playbook needs none")
+    names = ", ".join(f"{provider} ({origin})" for provider, origin in found.items())
+    return Check("API keys", "ok", f"{names}; used only with --llm PROVIDER:MODEL")
 
 
 def _line(value: object) -> str:

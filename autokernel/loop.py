@@ -6,7 +6,8 @@
     4. verify       is it correct, in a process of its own               autokernel.judge (screen)
     5. benchmark    is it faster; measured again on fresh seeds if so,   autokernel.judge (promote)
                     and its SPACE searched                               autokernel.tuner
-    6. decide       keep or discard: a row in the journal, kernel.py     autokernel.results
+    6. decide       keep or discard: a row in the journal, kernel.py;    autokernel.results
+                    what the proposer learns from it                     autokernel.memory
 
 One call of the judge does 4 and 5.  The journal is the only state: a round that was interrupted leaves no
 row and is done again, a source that has a verdict is not tried twice.
@@ -22,7 +23,7 @@ from typing import Literal, Protocol
 from autokernel import memory, scheduler
 from autokernel.errors import AutokernelError
 from autokernel.hardware import Ceilings
-from autokernel.proposers.base import Proposer, TaskState
+from autokernel.proposers.base import Learner, Proposer, TaskState
 from autokernel.proposers.playbook import backend_of
 from autokernel.proposers.proposal import Failure, Proposal
 from autokernel.records import TIMED, Experiment, Task, Verdict
@@ -100,6 +101,7 @@ class TaskLoop:
         self._judge: TaskJudge | None = None
         self._infra_errors = 0
         self._swept: dict[str, Verdict] = {}
+        self._verdicts: dict[str, Verdict] = {}
 
     def run(self) -> TaskResult:
         """All rounds.  A failing candidate is a row; what is raised is our own bug, or the disk's."""
@@ -120,6 +122,7 @@ class TaskLoop:
                 if candidate is None:
                     continue
                 verdict = self.verify_and_benchmark(candidate)
+                self.learn(state, idea, candidate, verdict)
                 row = self.decide(idea, candidate, verdict)
                 self._tune(row)
         except _Refused as error:
@@ -146,7 +149,11 @@ class TaskLoop:
             baselines=self.journal.baselines(self.task.name),
             history=rows,
             tried=frozenset(self.journal.tried(self.task.name)),
-            recall=memory.describe(memory.recall(self.journal.rows, self.task)),
+            recall=memory.describe(
+                memory.recall(self.journal.rows, self.task),
+                memory.reflections(self.journal.path.parent, self.task),
+            ),
+            verdicts=self._verdicts,
         )
 
     # 2
@@ -181,6 +188,17 @@ class TaskLoop:
         verdict = judge.judge(candidate, parent=self._parent(), tier="promote")
         verdict.seconds += screened
         return verdict
+
+    def learn(self, state: TaskState, proposal: Proposal, candidate: Path, verdict: Verdict) -> None:
+        """What its proposer makes of the verdict goes to memory, before the row: its cost is in the row."""
+        self._verdicts[candidate.stem] = verdict
+        for proposer in self.proposers:
+            if proposer.name != proposal.proposer or not isinstance(proposer, Learner):
+                continue
+            if not self.limits.reached(self.journal.rows):
+                row = self._row(proposal, verdict, candidate=candidate.stem)
+                if (lesson := proposer.learn(state, proposal, row)) is not None:
+                    memory.remember(self.journal.path.parent, lesson)
 
     # 6
     def decide(self, proposal: Proposal, candidate: Path, verdict: Verdict) -> Experiment:

@@ -1,15 +1,19 @@
-"""What this run already knows: a readable recall over its own journal.
+"""What this run already knows: a readable recall over its own journal, and what proposers made of it.
 
 Recall is by family and mechanism (the strategy tags), never by hash alone, so that what was learned on one
-region is told about the next one of its kind.
+region is told about the next one of its kind.  The reflections lie beside the journal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from autokernel.proposers import reflection
+from autokernel.proposers.reflection import Reflection
 from autokernel.records import Experiment, Task
+from autokernel.scheduler import REPAIR
 from autokernel.tuner import POINT
 
 _FAILED = ("incorrect", "compile_error", "crash", "timeout", "rejected")
@@ -55,7 +59,8 @@ def recall(rows: Sequence[Experiment], task: Task) -> list[Memory]:
             and row.strategy not in ("", "starter")
             and POINT not in row.strategy.split(",")
         ):
-            groups.setdefault(row.strategy, []).append(row)
+            plan = ",".join(tag for tag in row.strategy.split(",") if tag != REPAIR)
+            groups.setdefault(plan or row.strategy, []).append(row)
     memories = [_summary(task.family, strategy, group) for strategy, group in groups.items()]
     return sorted(memories, key=lambda m: -(m.best_speedup or 0.0))
 
@@ -73,6 +78,19 @@ def _summary(family: str, strategy: str, rows: Sequence[Experiment]) -> Memory:
     )
 
 
-def describe(memories: Sequence[Memory], limit: int = 8) -> str:
+def reflections(run: Path, task: Task) -> list[Reflection]:
+    """What proposers made of verdicts on ``task``, and then on others of its family; the newest first."""
+    return reflection.relevant(reflection.load(run), task)
+
+
+def remember(run: Path, one: Reflection) -> None:
+    """Raises RunFolderError when the disk refuses it."""
+    reflection.store(run, one)
+
+
+def describe(memories: Sequence[Memory], lessons: Sequence[Reflection] = (), limit: int = 8) -> str:
     """The recall as lines for a prompt or a person; empty when there is nothing to say."""
-    return "\n".join(f"- {m}" for m in memories[:limit])
+    lines = [f"- {m}" for m in memories[:limit]]
+    if lessons:
+        lines += ["What was made of earlier verdicts, the nearest first:", *(f"- {one}" for one in lessons)]
+    return "\n".join(lines)

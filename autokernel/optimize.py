@@ -26,7 +26,9 @@ from autokernel.interrupt import Interrupt
 from autokernel.loop import TaskLoop, TaskResult
 from autokernel.profile_records import break_lines
 from autokernel.proposers.base import Proposer
-from autokernel.proposers.llm import LLMProposer, Spending, make_provider
+from autokernel.proposers.choice import Choice, choose
+from autokernel.proposers.facts import DeviceFacts, facts_of
+from autokernel.proposers.llm import LLMProposer
 from autokernel.proposers.playbook import PlaybookProposer, StarterProposer
 from autokernel.records import Experiment, Task
 from autokernel.report.markdown import render_markdown
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from autokernel.capture.source import SourceSpec
     from autokernel.hardware import Ceilings
     from autokernel.judge import Judge
-    from autokernel.proposers.provider import Provider
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -72,6 +73,8 @@ class Options:
     max_tokens: int | None = None
     llm: str | None = None
     base_url: str | None = None
+    price: str | None = None
+    effort: str | None = None
     playbook: bool = True
     fresh: bool = False
     max_autotune: bool = False
@@ -90,7 +93,7 @@ def optimize(spec: SourceSpec, run: Path | None, options: Options, out: Console)
 
     "Nothing helped" is a result and no error.  Raises UsageError, RunFolderError, and Stopped after Ctrl-C.
     """
-    provider = _provider(options)
+    choice = asked(options)
     with ExitStack() as stack:
         judges: list[Judge] = []
 
@@ -101,22 +104,50 @@ def optimize(spec: SourceSpec, run: Path | None, options: Options, out: Console)
 
         session = stack.enter_context(Session.start(spec, run, fresh=options.fresh, out=out, beside=judge))
         try:
-            _run(session, judges[0], options, provider)
+            announce(choice, session.journal, out)
+            _run(session, judges[0], options, choice)
         except KeyboardInterrupt:
             raise Stopped(session.path) from None
         return session.path, finish(session.path, session.journal)
 
 
-def _provider(options: Options) -> Provider | None:
-    """A wrong ``--llm`` is reported before anything is measured."""
-    if options.llm is None:
-        if not options.playbook:
-            raise UsageError("--no-playbook leaves nobody to propose kernels: add --llm PROVIDER:MODEL")
-        return None
-    return make_provider(options.llm, options.base_url)
+def chosen(options: Options) -> Choice | None:
+    """The model that proposes, or None.  Raises UsageError for a choice or a limit that makes no sense."""
+    choice = choose(
+        options.llm,
+        options.base_url,
+        price=options.price,
+        effort=options.effort,
+        max_usd=options.max_usd,
+        max_tokens=options.max_tokens,
+    )
+    if choice is None and not options.playbook:
+        raise UsageError("--no-playbook leaves nobody to propose kernels: add --llm PROVIDER:MODEL")
+    return choice
 
 
-def _run(session: Session, judge: Judge, options: Options, provider: Provider | None) -> None:
+def asked(options: Options) -> Choice | None:
+    """The same, ready to be asked: a missing key, too, is reported before anything is measured."""
+    choice = chosen(options)
+    if choice is not None:
+        _ = choice.provider
+    return choice
+
+
+def count_spent(choice: Choice, journal: Journal) -> None:
+    """What earlier commands on this run spent counts, too."""
+    for row in journal.rows:
+        choice.spending.add(row.tokens_in, row.tokens_out, row.cost_usd)
+
+
+def announce(choice: Choice | None, journal: Journal, out: Console) -> None:
+    """Say who is asked, and under which limits."""
+    if choice is not None:
+        count_spent(choice, journal)
+        out.print(choice.describe(), markup=False)
+
+
+def _run(session: Session, judge: Judge, options: Options, choice: Choice | None) -> None:
     from autokernel import hardware
     from autokernel.integrate.endtoend import EndToEnd, KeptKernel
     from autokernel.integrate.selection import counted
@@ -161,18 +192,26 @@ def _run(session: Session, judge: Judge, options: Options, provider: Provider | 
                     times |= judge.prepare(new)
                 interrupt.check()
             plans = scheduler.reordered(plans, times)
+        limits = limits_of(options, session.journal, started, interrupt)
+        ceilings = hardware.ceilings(hardware.detect(session.loaded.spec.device))  # the profile's, cached
         results = run_tasks(
             plans,
             session.journal,
             judge.open,
             proposers_of(
-                options, provider, session.context_of, session.device, session.path, session.journal
+                options,
+                choice,
+                session.context_of,
+                facts_of(session.loaded.spec.device, ceilings),
+                session.path,
+                limits,
+                out,
             ),
-            limits=limits_of(options, session.journal, started, interrupt),
+            limits=limits,
             tag=session.folder.name,
             device=session.device,
             out=out,
-            ceilings=hardware.ceilings(hardware.detect(session.loaded.spec.device)),  # the profile's, cached
+            ceilings=ceilings,
         )
         judge.release()
         interrupt.check()
@@ -207,22 +246,29 @@ def selection_is_current(rows: Sequence[Experiment], entrants: Sequence[Experime
 
 def proposers_of(
     options: Options,
-    provider: Provider | None,
+    choice: Choice | None,
     context_of: Callable[[Task], Any] | None,
-    device: str,
+    facts: DeviceFacts,
     run: Path,
-    journal: Journal,
+    limits: Limits,
+    out: Console,
 ) -> list[Proposer]:
-    """Who is asked, in order.  A language model only when ``--llm`` names one."""
+    """Who is asked, in order.  A language model only when one was chosen."""
     proposers: list[Proposer] = [StarterProposer()]
     if options.playbook and context_of is not None:
         proposers.append(PlaybookProposer(context_of))
-    if provider is not None:
-        spending = Spending(options.max_tokens, options.max_usd)
-        for row in journal.rows:
-            spending.add(row.tokens_in, row.tokens_out, row.cost_usd)
-        record = None if provider.name == "replay" else run / "llm.jsonl"
-        proposers.append(LLMProposer(provider, device=device, spending=spending, record=record))
+    if choice is not None:
+        record = None if choice.name == "replay" else run / "llm.jsonl"
+        proposers.append(
+            LLMProposer(
+                choice.provider,
+                device=facts,
+                spending=choice.spending,
+                record=record,
+                say=lambda text: out.print(text, markup=False),
+                stop=lambda: bool(limits.reached(())),  # a pause ends with the time budget, or with Ctrl-C
+            )
+        )
     return proposers
 
 
@@ -288,44 +334,52 @@ def optimize_kernel(
 
     The user's file is the starter; the best kernel ends up in the task folder's kernel.py.
     """
-    from autokernel import hardware
     from autokernel.judge import Judge
-    from autokernel.reference_task import make_task
-    from autokernel.results import source_id
 
-    provider = _provider(options)
-    try:
-        source = kernel.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"can't read the kernel {kernel}: {error}") from None
+    choice = asked(options)
     started = time.monotonic()
     with RunFolder(run or Path("runs") / run_stem(str(kernel)), fresh=options.fresh) as folder:
-        where = hardware.detect(device)
-        record = RunRecord(
-            arguments={"model": str(kernel), "ref": str(reference), "device": device},
-            identity=source_id(source + reference.read_text(encoding="utf-8", errors="replace")),
-            versions={k: str(v) for k, v in hardware.versions().items() if v is not None},
-            device=where.to_json(),
-        )
-        task_dir = folder.tasks_dir / "01-other"
-        if not folder.claim(record) or not (task_dir / "task.json").exists():
-            make_task(reference, task_dir, device)
-            write_text_atomically(task_dir / "kernel.py", source)
-        task = Task.load(task_dir)
+        task, where = kernel_task(folder, kernel, reference, device)
         journal = folder.journal()
+        announce(choice, journal, out)
         try:
             with Judge(device) as judge, Interrupt(out.print) as interrupt:
+                limits = limits_of(options, journal, started, interrupt)
                 run_tasks(
                     [scheduler.Plan(task, "full")],
                     journal,
                     judge.open,
-                    proposers_of(options, provider, None, where.name, folder.path, journal),
-                    limits=limits_of(options, journal, started, interrupt),
+                    proposers_of(options, choice, None, facts_of(device), folder.path, limits, out),
+                    limits=limits,
                     tag=folder.name,
-                    device=where.name,
+                    device=where,
                     out=out,
                 )
                 interrupt.check()
         except KeyboardInterrupt:
             raise Stopped(folder.path) from None
         return folder.path, finish(folder.path, journal)
+
+
+def kernel_task(folder: RunFolder, kernel: Path, reference: Path, device: str) -> tuple[Task, str]:
+    """The task of one kernel file, made in ``folder`` or found there, and the device's name."""
+    from autokernel import hardware
+    from autokernel.reference_task import make_task
+    from autokernel.results import source_id
+
+    try:
+        source = kernel.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"can't read the kernel {kernel}: {error}") from None
+    where = hardware.detect(device)
+    record = RunRecord(
+        arguments={"model": str(kernel), "ref": str(reference), "device": device},
+        identity=source_id(source + reference.read_text(encoding="utf-8", errors="replace")),
+        versions={k: str(v) for k, v in hardware.versions().items() if v is not None},
+        device=where.to_json(),
+    )
+    task_dir = folder.tasks_dir / "01-other"
+    if not folder.claim(record) or not (task_dir / "task.json").exists():
+        make_task(reference, task_dir, device)
+        write_text_atomically(task_dir / "kernel.py", source)
+    return Task.load(task_dir), where.name

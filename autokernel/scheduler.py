@@ -18,6 +18,11 @@ NEAR_ROOFLINE = 1.10
 MIN_SHARE = 0.005
 """A task with less of the model's time than this is left alone."""
 
+REPAIR = "repair"
+"""The strategy tag of a row that is a further implementation of a plan whose last one failed."""
+REPAIRABLE = frozenset({"compile_error", "crash", "incorrect"})
+MAX_REPAIRS = 2
+
 Effort = Literal["full", "starter", "skip"]
 
 
@@ -101,16 +106,60 @@ def count_experiments(rows: Sequence[Experiment]) -> int:
     return sum(1 for r in rows if r.task != "model" and r.status != "baseline" and r.candidate)
 
 
+def not_worth_asking(task: Task, times_us: Sequence[float]) -> str:
+    """Why nobody who costs money is asked about ``task``; empty when it is worth it.
+
+    ``times_us`` are those of its baselines and of its best kernel: what any of them has reached is no longer
+    there to gain.
+    """
+    if task.share is not None and task.share < MIN_SHARE:
+        return f"only {task.share:.2%} of the model's time"
+    best = min(times_us, default=None)
+    if why := finished(task, best):
+        return f"{best:.1f} µs is {why}"
+    return ""
+
+
+def open_plan(rows: Sequence[Experiment], proposer: str) -> Experiment | None:
+    """The last row of a proposer's plan that failed in its implementation and has repairs left; else None.
+
+    A plan is a row and the repairs that follow it.  A repair that brought no kernel file counts, one that the
+    judge couldn't judge doesn't.
+    """
+    failed: Experiment | None = None
+    repairs = 0
+    for row in reversed(rows):
+        if row.proposer != proposer or row.status == "baseline":
+            continue
+        is_repair = REPAIR in row.strategy.split(",")
+        if row.status == "infra_error":
+            if row.candidate and not is_repair and failed is None:
+                return None
+            repairs += is_repair and not row.candidate
+            continue
+        if failed is None:
+            if row.status not in REPAIRABLE or not row.candidate:
+                return None
+            failed = row
+        if not is_repair:
+            break
+        repairs += 1
+    return failed if repairs < MAX_REPAIRS else None
+
+
 def stagnant_rounds(rows: Sequence[Experiment], proposer: str) -> int:
-    """How many verdicts in a row, counted from the end, a proposer got without a keep on this task."""
+    """How many plans in a row, counted from the end, a proposer had without a keep on this task.
+
+    A plan that can still be repaired isn't over, and doesn't count yet.
+    """
     rounds = 0
     for row in reversed(rows):
         if row.proposer != proposer or row.status in ("baseline", "infra_error"):
             continue
         if row.status == "keep":
             break
-        rounds += 1
-    return rounds
+        rounds += REPAIR not in row.strategy.split(",")
+    return rounds - (1 if open_plan(rows, proposer) is not None else 0)
 
 
 def model_candidate(rows: Sequence[Experiment]) -> Experiment | None:

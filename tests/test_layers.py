@@ -16,19 +16,19 @@ PACKAGE = ROOT / "autokernel"
 # longest matching name counts, so that a single module can sit lower than its package.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "records", "torch_flags", "interrupt", "proposers.proposal"),
-    ("hardware", "results", "run_folder"),
+    ("hardware", "results", "run_folder", "scheduler"),
     ("capture",),
     ("regions", "roofline", "profile_records", "bound"),
     ("masks", "node_times", "findings", "profiling"),
     ("backends", "judge"),
     ("playbook",),
     ("proposers", "extraction", "reference_text", "reference_task"),
-    ("tuner", "memory", "scheduler", "rows"),
+    ("tuner", "memory", "rows"),
     ("loop",),
     ("integrate",),
     ("report",),
     ("doctor", "bench", "session"),
-    ("optimize",),
+    ("optimize", "dry_run"),
     ("cli",),
     ("__main__",),
 )

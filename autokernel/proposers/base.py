@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from autokernel.proposers.proposal import Failure, Proposal
-from autokernel.records import Experiment, Task
+from autokernel.records import Experiment, Task, Verdict
+
+if TYPE_CHECKING:
+    from autokernel.proposers.reflection import Reflection
 
 
 @dataclass
@@ -17,6 +20,7 @@ class TaskState:
     ``current`` is the source of kernel.py (the best so far, or the starter), ``current_latency_us`` its
     time where it has one, ``ahead`` whether it already beats every baseline.  ``history`` are the rows of
     this task, ``recall`` what memory has to say on its family, ``baselines`` latencies in µs by name.
+    ``verdicts`` are this process's, by candidate: they know more than their rows (stages, the worker's log).
     """
 
     task: Task
@@ -28,6 +32,18 @@ class TaskState:
     history: Sequence[Experiment] = ()
     tried: frozenset[str] = frozenset()
     recall: str = ""
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+
+    @property
+    def attempts(self) -> int:
+        """Rows of this task that somebody's proposal led to."""
+        return sum(1 for row in self.history if row.status != "baseline")
+
+    @property
+    def times_us(self) -> list[float]:
+        """Of whatever has been timed and may be the one to beat."""
+        current = [] if self.current_latency_us is None else [self.current_latency_us]
+        return [*self.baselines.values(), *current]
 
 
 class Proposer(Protocol):
@@ -44,3 +60,14 @@ class Proposer(Protocol):
     def patience(self) -> int | None: ...
 
     def propose(self, state: TaskState) -> Proposal | Failure | None: ...
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """A proposer that has something to say of the verdict on its own proposal.
+
+    ``row`` is what is about to be written; ``state`` is what the proposal was made from.  What learning costs
+    is added to ``proposal``, so that it is in that row.
+    """
+
+    def learn(self, state: TaskState, proposal: Proposal, row: Experiment) -> Reflection | None: ...
