@@ -126,7 +126,7 @@ def _take(answer: Any, part: str, heard: Heard) -> None:
     choices = _get(answer, "choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = _get(choice, part)
-    if message is not None:
+    if message is not None and not isinstance(message, str | int | float | list):
         heard.began = True
         refusal = _get(message, "refusal")
         heard.text.append(_text(_get(message, "content")) or _text(refusal))
