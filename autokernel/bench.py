@@ -1,8 +1,8 @@
 """``autokernel bench``: one kernel file against one task, judged and logged.
 
 A kernel of a task that lies in a run folder is an experiment of that run: its row, its source and the
-baselines go where the loop's own go, it is compared with the best kept kernel of the task, and memory is asked
-before and after.  No file is put in place or taken back here; what to do is said.
+baselines go where the loop's own go, it is compared with the best kept kernel of the task, and memory is
+asked before and after.  No file is put in place or taken back here; what to do is said.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class _Attempt:
         return Proposal(self.source, strategy, description, self.backend, proposer=who, model=self.agent)
 
     def _measured(self, in_run: bool) -> tuple[Verdict, Mapping[str, float]]:
-        """In a run only what is about to be kept is audited, since it is what may ship; else everything is."""
+        """In a run only what is about to be kept is audited, as it may ship; else everything is."""
         from autokernel.judge import Judge
 
         with Judge(self.task.device) as judge:
@@ -279,7 +279,7 @@ class _Attempt:
                 opened.close()
 
     def _decide(self, verdict: Verdict, delta: float) -> None:
-        """What the judge can't know: that a region's own code wins by luck only, and that less code is better."""
+        """What the judge can't know: a region's own code wins by luck only, and less code is better."""
         if verdict.status == "keep" and self.is_starter and self.backend == "torch":
             verdict.status = "discard"
             verdict.reason = f"the region's own code, so that any difference is noise; {verdict.reason}"
