@@ -253,19 +253,39 @@ def bench(
     ref: Annotated[Path | None, typer.Option("--ref", metavar="FILE", help="A reference.py.")] = None,
     run: Run = None,
     device: Device = None,
+    strategy: Annotated[
+        str, typer.Option("--strategy", metavar="TAGS", help="The mechanism, as tags: fused-pass,openmp.")
+    ] = "",
+    note: Annotated[str, typer.Option("--note", help="Why it should help, in a sentence.")] = "",
+    agent: Annotated[
+        str, typer.Option("--agent", envvar="AUTOKERNEL_AGENT", metavar="NAME", help="Who proposes it.")
+    ] = "",
     as_json: Json = False,
     json_out: JsonOut = None,
 ) -> None:
-    """Judge one kernel: is it correct, and how fast.  Logs to ./results.tsv, or to that of --run."""
+    """Judge one kernel: is it correct, and how fast.
+
+    Logs to the results.tsv of --run, else of the run that the task lies in, else to ./results.tsv.
+    """
     from autokernel.bench import bench, exit_code, to_json
 
-    verdict, row, log = bench(kernel, task=task, reference=ref, device=device, run=run)
-    if not _emit(to_json(verdict, row), as_json, json_out):
+    done = bench(
+        kernel,
+        task=task,
+        reference=ref,
+        device=device,
+        run=run,
+        strategy=strategy,
+        note=note,
+        agent=agent,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    if not _emit(to_json(done.verdict, done.row), as_json, json_out):
         from autokernel.report.terminal import console, print_verdict
 
-        print_verdict(verdict, row, console())
-        print(log)
-    raise typer.Exit(exit_code(verdict))
+        print_verdict(done.verdict, done.row, console())
+        print("\n".join([*done.advice, f"logged as row {done.row.experiment} in", str(done.log)]))
+    raise typer.Exit(exit_code(done.verdict))
 
 
 @app.command()

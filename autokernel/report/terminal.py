@@ -155,7 +155,12 @@ def print_verdict(verdict: Verdict, row: Experiment, out: Console) -> None:
     out.print(Text(f"{row.correctness} ({verdict.status}){reason}", style=style))
     if verdict.latency_us is not None:
         out.print(Text(f"latency {latency(verdict.latency_us)}"))
-    for name, ratio in (("eager", verdict.vs_eager), ("torch.compile", verdict.vs_compile)):
+    rivals = (
+        ("eager", verdict.vs_eager),
+        ("torch.compile", verdict.vs_compile),
+        ("its parent", verdict.vs_parent),
+    )
+    for name, ratio in rivals:
         if ratio is not None:
             interval = f"95 % interval {ratio.low:.3f} – {ratio.high:.3f}, {ratio.pairs} pairs"
             out.print(Text(f"{ratio.ratio:.3f}× {name} ({interval})"))
