@@ -158,7 +158,8 @@ def test_lines_can_go_and_whole_functions_come() -> None:
     [
         (change("A = 9", "A = 3"), "block 1: the file has no line 'A = 9'; the closest is line 3: 'A = 1'"),
         (change("zzzzzzzzzzzz", "A = 3"), "no line of the file is like 'zzzzzzzzzzzz'"),
-        (change("\ty = x + A", "\ty = x"), "1: it differs in white space from the file's line 8: '    y = x + A'"),
+        (change("\ty = x + A", "\ty = x"),
+         "1: it differs in white space from the file's line 8: '    y = x + A'"),
         (change("    y = x + A\n    return y", "    return x"),
          "then the file has '    return y * B' where the block has '    return y'"),
         (change("", "A = 3"), "block 1 searches for nothing"),

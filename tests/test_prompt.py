@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -67,16 +68,37 @@ class Model(nn.Module):
 """
 
 H200 = DeviceFacts(
-    "NVIDIA H200", "cuda", "sm_90", 132, 150754820096, 62914560, registers=65536, shared_bytes=233472,
-    block_shared_bytes=232448, threads=2048, versions="torch 2.11.0, triton 3.6.0", backends=("torch", "triton"),
+    "NVIDIA H200",
+    "cuda",
+    "sm_90",
+    132,
+    150754820096,
+    62914560,
+    registers=65536,
+    shared_bytes=233472,
+    block_shared_bytes=232448,
+    threads=2048,
+    versions="torch 2.11.0, triton 3.6.0",
+    backends=("torch", "triton"),
     ceilings=Ceilings(4.02e12, {"float16": 7.1e14, "float32": 5.0e13, "tf32": 3.9e14}, 1.9),
-)  # fmt: skip
+)
 CPU = DeviceFacts(
-    "AMD EPYC", "cpu", "AVX512", 2, 24 << 30, 32 << 20, caches=("L1d 32KiB", "L2 1024KiB", "L3 32768KiB"),
-    compiler="g++ 12.2.0", versions="torch 2.15.0", backends=("torch", "cpp"),
+    "AMD EPYC",
+    "cpu",
+    "AVX512",
+    2,
+    24 << 30,
+    32 << 20,
+    caches=("L1d 32KiB", "L2 1024KiB", "L3 32768KiB"),
+    compiler="g++ 12.2.0",
+    versions="torch 2.15.0",
+    backends=("torch", "cpp"),
     ceilings=Ceilings(3.4e10, {"float32": 1.9e11}, 4.3),
-)  # fmt: skip
-PAGES = "## Read each row once [rows-once]\n**Signs.** dram bound, below 70 % of the copy.\n\nKeep the row in registers."
+)
+PAGES = (
+    "## Read each row once [rows-once]\n**Signs.** dram bound, below 70 % of the copy.\n\n"
+    "Keep the row in registers."
+)
 
 
 @pytest.fixture
@@ -99,11 +121,22 @@ def make_task(device: str = "cuda", **changes) -> Task:
     x = Port("x", (8, 1024, 4096), dtype, (4194304, 4096, 1))
     weight = Port("w", (4096,), dtype, (1,), role="parameter")
     fields = {
-        "rank": 3, "family": "norm", "fingerprint": "1a2b3c4d" + "0" * 24, "device": device, "call_count": 65,
-        "module_paths": ["layers.0.norm"], "inputs": [x, weight], "outputs": [x], "share": 0.071,
-        "device_time_us": 6200.0, "flops": 1.0e8, "bytes": 134225920.0, "roofline_us": 33.4, "head_room": 2.86,
+        "rank": 3,
+        "family": "norm",
+        "fingerprint": "1a2b3c4d" + "0" * 24,
+        "device": device,
+        "call_count": 65,
+        "module_paths": ["layers.0.norm"],
+        "inputs": [x, weight],
+        "outputs": [x],
+        "share": 0.071,
+        "device_time_us": 6200.0,
+        "flops": 1.0e8,
+        "bytes": 134225920.0,
+        "roofline_us": 33.4,
+        "head_room": 2.86,
         "amdahl_bound": 1.048,
-    }  # fmt: skip
+    }
     return Task(**{**fields, **changes})  # type: ignore[arg-type]
 
 
@@ -117,30 +150,71 @@ def make_history() -> list[Experiment]:
     return [
         row(1, "baseline", backend="eager", latency_us=95.5, bound="mixed", pct_peak=35.0),
         row(2, "baseline", backend="compile", latency_us=52.1, bound="dram", pct_peak=64.1),
-        row(3, "discard", backend="triton", candidate=source_id(KERNEL), strategy="starter", proposer="starter",
-            description="the starter", latency_us=58.7, speedup_vs_best_baseline=0.888, pct_peak=56.9, bound="dram",
-            provenance="custom", reason="0.888x compile (lower bound 0.885, not above 1.005)"),
+        row(
+            3,
+            "discard",
+            backend="triton",
+            candidate=source_id(KERNEL),
+            strategy="starter",
+            proposer="starter",
+            description="the starter",
+            latency_us=58.7,
+            speedup_vs_best_baseline=0.888,
+            pct_peak=56.9,
+            bound="dram",
+            provenance="custom",
+            reason="0.888x compile (lower bound 0.885, not above 1.005)",
+        ),
         row(4, "discard", candidate="a1", strategy="trick,point", proposer="tuner", latency_us=59.0),
-        row(5, "discard", candidate="a2", strategy="starter,tuned", proposer="tuner", backend="triton",
-            description="best of 12 points of its SPACE: BLOCK=4096", latency_us=57.0, speedup_vs_best_baseline=0.91),
+        row(
+            5,
+            "discard",
+            candidate="a2",
+            strategy="starter,tuned",
+            proposer="tuner",
+            backend="triton",
+            description="best of 12 points of its SPACE: BLOCK=4096",
+            latency_us=57.0,
+            speedup_vs_best_baseline=0.91,
+        ),
         row(6, "infra_error", candidate="a3", proposer="openai", reason="full disk"),
-        row(7, "incorrect", backend="triton", candidate="a4", strategy="two-rows", proposer="openai",
-            description="two rows per program (bound by dram; predicted 45 µs)", reason="output 0: 7.1x eager's\nerror"),
-    ]  # fmt: skip
+        row(
+            7,
+            "incorrect",
+            backend="triton",
+            candidate="a4",
+            strategy="two-rows",
+            proposer="openai",
+            description="two rows per program (bound by dram; predicted 45 µs)",
+            reason="output 0: 7.1x eager's\nerror",
+        ),
+    ]
 
 
 def make_state(device: str = "cuda", **changes) -> TaskState:
     verdicts = {
-        source_id(KERNEL): Verdict("discard", latency_us=58.7, stages={
-            "static": (True, ""),
-            "resources": (True, "rms: 40 registers, none spilled, 1024 bytes shared, 4 warps, occupancy 75 % at most"),
-        }),
-    }  # fmt: skip
+        source_id(KERNEL): Verdict(
+            "discard",
+            latency_us=58.7,
+            stages={
+                "static": (True, ""),
+                "resources": (
+                    True,
+                    "rms: 40 registers, none spilled, 1024 bytes shared, 4 warps, occupancy 75 % at most",
+                ),
+            },
+        ),
+    }
     fields = {
-        "task": make_task(device), "reference": REFERENCE, "current": KERNEL, "current_latency_us": 58.7,
-        "baselines": {"eager": 95.5, "compile": 52.1}, "history": make_history(), "verdicts": verdicts,
+        "task": make_task(device),
+        "reference": REFERENCE,
+        "current": KERNEL,
+        "current_latency_us": 58.7,
+        "baselines": {"eager": 95.5, "compile": 52.1},
+        "history": make_history(),
+        "verdicts": verdicts,
         "recall": "- fuse: positive, kept 1 of 2, at best 1.30× the best baseline",
-    }  # fmt: skip
+    }
     return TaskState(**{**fields, **changes})  # type: ignore[arg-type]
 
 
@@ -167,16 +241,33 @@ def test_an_edit_on_a_cpu(snapshot: Callable[[str, str], None]) -> None:
 
 
 def test_a_repair(snapshot: Callable[[str, str], None]) -> None:
-    failed = row(8, "compile_error", candidate="f1", strategy="vectorize", proposer="openai", backend="cpp",
-                 description="eight rows at once", reason="kernel.cpp:12:3: error: expected ';'")  # fmt: skip
+    failed = row(
+        8,
+        "compile_error",
+        candidate="f1",
+        strategy="vectorize",
+        proposer="openai",
+        backend="cpp",
+        description="eight rows at once",
+        reason="kernel.cpp:12:3: error: expected ';'",
+    )
     repair = Repair(failed, "broken = 1\n", failed.reason)
     state = make_state("cpu", history=[*make_history(), failed])
     snapshot("prompt_repair", build_request(state, CPU, repair=repair).turns[-1]["content"])
 
 
 def test_corrections_and_reflections(snapshot: Callable[[str, str], None]) -> None:
-    verdict = row(9, "keep", candidate="f2", latency_us=41.0, speedup_vs_best_baseline=1.27, pct_peak=81.0,
-                  speedup_vs_parent=1.43, bound="dram", reason="1.43x the parent (lower bound 1.42)")  # fmt: skip
+    verdict = row(
+        9,
+        "keep",
+        candidate="f2",
+        latency_us=41.0,
+        speedup_vs_best_baseline=1.27,
+        pct_peak=81.0,
+        speedup_vs_parent=1.43,
+        bound="dram",
+        reason="1.43x the parent (lower bound 1.42)",
+    )
     failed = row(10, "timeout", candidate="f3", reason="no answer within 60 s")
     parts = [
         correction("block 1: the file has no line 'x'; the closest is line 3: 'y'", "unusable"),
@@ -249,9 +340,9 @@ def test_evidence_on_a_cpu_is_measured_against_its_ceilings() -> None:
     task = make_task("cpu", flops=1e6, bytes=2e6, roofline_us=60.0)
     current = row(3, "keep", candidate=source_id(KERNEL), latency_us=100.0, pct_peak=60.0, bound="dram")
     text = describe_evidence(make_state("cpu", task=task, history=[current], verdicts={}), CPU)
-    assert (
-        text
-        == "current kernel.py: 60 % of the roofline's speed; 20 GB/s of 34; 10 GFLOP/s of 190; bound: dram"
+    assert text == (
+        "current kernel.py: 60 % of the roofline's speed; 20 GB/s of 34 GB/s; 10 GFLOP/s of 190 GFLOP/s; "
+        "bound: dram"
     )
     assert "20 GB/s;" in describe_evidence(make_state("cpu", task=task, history=[current]), DeviceFacts("x"))
     short = replace(current, latency_us=12.0)
@@ -317,31 +408,53 @@ def test_the_prompt_names_what_the_judge_lets_through() -> None:
 
 TEXT = st.one_of(
     st.text(max_size=30),
-    st.builds(lambda piece, n: piece * n, st.sampled_from(["a", "`", "é\n", "\n", "word ", "```\n", "x" * 300 + "\n"]),
-              st.integers(0, 60_000)),
-)  # fmt: skip
+    st.builds(
+        lambda piece, n: piece * n,
+        st.sampled_from(["a", "`", "é\n", "\n", "word ", "```\n", "x" * 300 + "\n"]),
+        st.integers(0, 60_000),
+    ),
+)
 NUMBER = st.one_of(st.none(), st.floats(1e-9, 1e30))
 ROWS = st.builds(
     lambda status, us, **texts: row(1, status, latency_us=us if status in TIMED else None, **texts),
-    st.sampled_from(STATUSES), NUMBER, strategy=TEXT, description=TEXT, reason=TEXT, backend=TEXT,
-    candidate=st.sampled_from(["", "x", source_id("current")]), proposer=st.sampled_from(["tuner", "llm"]),
-)  # fmt: skip
+    st.sampled_from(STATUSES),
+    NUMBER,
+    strategy=TEXT,
+    description=TEXT,
+    reason=TEXT,
+    backend=TEXT,
+    candidate=st.sampled_from(["", "x", source_id("current")]),
+    proposer=st.sampled_from(["tuner", "llm"]),
+)
 
 
 @settings(max_examples=80, deadline=None)
 @given(
     st.builds(
         TaskState,
-        task=st.builds(lambda n, flops, size: make_task(inputs=[Port("x" * n, (1,) * (n % 90), "float16", (1,) * (n % 90))] * n,
-                                                        flops=flops, bytes=size), st.integers(0, 400), NUMBER, NUMBER),
-        reference=TEXT, current=st.one_of(TEXT, st.just("current")), recall=TEXT,
-        current_latency_us=NUMBER, history=st.lists(ROWS, max_size=30),
+        task=st.builds(
+            lambda n, flops, size: make_task(
+                inputs=[Port("x" * n, (1,) * (n % 90), "float16", (1,) * (n % 90))] * n,
+                flops=flops,
+                bytes=size,
+            ),
+            st.integers(0, 400),
+            NUMBER,
+            NUMBER,
+        ),
+        reference=TEXT,
+        current=st.one_of(TEXT, st.just("current")),
+        recall=TEXT,
+        current_latency_us=NUMBER,
+        history=st.lists(ROWS, max_size=30),
         baselines=st.dictionaries(TEXT, st.floats(1e-9, 1e30), max_size=9),
         verdicts=st.just({"x": Verdict("crash", log="z\n" * 50_000)}),
     ),
     st.one_of(st.sampled_from([H200, CPU]), st.builds(DeviceFacts, TEXT, versions=TEXT, compiler=TEXT)),
-    TEXT, st.one_of(st.none(), st.builds(Repair, ROWS, TEXT, TEXT)), st.integers(0, MAX_TRIM),
-)  # fmt: skip
+    TEXT,
+    st.one_of(st.none(), st.builds(Repair, ROWS, TEXT, TEXT)),
+    st.integers(0, MAX_TRIM),
+)
 def test_no_input_makes_a_prompt_longer_than_its_budget(
     state: TaskState, facts: DeviceFacts, knowledge: str, repair: Repair | None, trim: int
 ) -> None:
@@ -366,7 +479,7 @@ def test_trimming_leaves_out_more_and_more() -> None:
     state = make_state(reference="r = 1\n" * 2000, history=make_history() * 4)
     steps = [build_request(state, H200, knowledge=PAGES, trim=trim) for trim in range(MAX_TRIM + 1)]
     texts = [everything(s) for s in steps]
-    assert all(len(a) > len(b) for a, b in zip(texts, texts[1:], strict=False))
+    assert all(len(a) > len(b) for a, b in pairwise(texts))
     gone = [KNOWLEDGE, None, MEMORY, "# Evidence"]
     for step, heading in enumerate(gone, start=1):
         if heading:

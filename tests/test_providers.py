@@ -45,21 +45,8 @@ ASK = Request("the rules", "the task", [{"role": "user", "content": "go"}], 500)
 Make = Callable[..., Provider]
 
 
-@pytest.fixture(scope="module")
-def few_certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One authority instead of all: each client reads them anew, and nothing here is encrypted."""
-    import certifi
-
-    everything = Path(certifi.where()).read_text(encoding="utf-8")
-    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----\n"
-    path = tmp_path_factory.mktemp("certificates") / "one.pem"
-    path.write_text(begin + everything.partition(begin)[2].partition(end)[0] + end)
-    return path
-
-
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, few_certificates: Path) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(few_certificates))
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)

@@ -89,13 +89,11 @@ def _entry(section: str, page: str) -> Entry:
     return Entry(match[1], title.removeprefix("## ").strip(), backends, families, bounds, signs, text.strip())
 
 
-def relevant(
-    *, backends: Sequence[str], family: str, bound: str, limit_chars: int = 6000
-) -> list[Entry]:
+def relevant(*, backends: Sequence[str], family: str, bound: str, limit_chars: int = 6000) -> list[Entry]:
     """The entries for a diagnosis, best first, as many as `render` writes within ``limit_chars``.
 
-    Only entries of the ``backends``, and none that is for other families.  First come those that name both the
-    bound and the family, then those that name the bound and fit any family, then the family under another
+    Only entries of the ``backends``, and none that is for other families.  First come those that name both
+    the bound and the family, then those that name the bound and fit any family, then the family under another
     bound, then the rest; among equals the order of ``backends``, then that of the pages.  An entry with no
     room is passed over for a shorter one.
     """
