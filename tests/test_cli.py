@@ -525,8 +525,8 @@ INTERRUPTED = """
 import sys, time
 from autokernel.interrupt import Interrupt
 with Interrupt(lambda text: print(text, flush=True)) as interrupt:
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)  # inside: a quick second signal may arrive before the next line
         for _ in range(200):
             time.sleep(0.05)
             if interrupt.requested and {obey}:
