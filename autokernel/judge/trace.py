@@ -19,6 +19,9 @@ from autokernel.records import Provenance
 
 SPAN = "autokernel: one call"
 CALLS, LONG_S = 10, 0.5
+SHORT_CALLS, SHORT_S = 100, 0.05
+"""On a CPU, up to so many calls and so long: of a short call what is nobody's is a large part, and only
+many of them have one in which it was small."""
 MAX_NAMES, MAX_NAME = 64, 160
 NEGLIGIBLE = 0.05
 """Less than this share of the time is nobody's contribution: an output that is allocated, a cast."""
@@ -44,7 +47,7 @@ def record(fn: Callable[..., Any], values: Sequence[Any], device: torch.device) 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=activities, acc_events=True) as profiler:
         begin, calls = time.perf_counter(), 0
-        while calls < CALLS and (calls < 2 or time.perf_counter() - begin < LONG_S):
+        while _goes_on(calls, time.perf_counter() - begin, cuda):
             with record_function(SPAN):
                 fn(*values)
             calls += 1
@@ -60,6 +63,12 @@ def record(fn: Callable[..., Any], values: Sequence[Any], device: torch.device) 
         pairs = [(e.name, e.time_range.elapsed_us()) for e in span.cpu_children]
         calls_seen.append((span.time_range.elapsed_us(), pairs))
     return _undisturbed(calls_seen)
+
+
+def _goes_on(calls: int, seconds: float, cuda: bool) -> bool:
+    if calls < CALLS:
+        return calls < 2 or seconds < LONG_S
+    return not cuda and calls < SHORT_CALLS and seconds < SHORT_S
 
 
 def _undisturbed(calls: Sequence[tuple[float, list[tuple[str, float]]]]) -> str:
