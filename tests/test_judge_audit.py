@@ -142,15 +142,19 @@ def test_single_calls_agree_with_many_for_an_honest_kernel(tmp_path: Path, judge
     kernel = write_kernel(tmp_path, MERGED.replace("96, 32", "256, 256").replace(
         "a.contiguous(), b.contiguous()", "a, b"
     ))  # fmt: skip
+    said = []
     with judge_of("cpu").open(task) as judge:
-        trial = Trial(judge, kernel, "audit", None)
-        try:
-            assert all(stage.run(trial).passed for stage in (load, correctness, timing))
-            before = trial.ratios["eager"].ratio
-            said = audit._one_at_a_time(trial)
-        finally:
-            trial.close()
-    assert trial.ratios["eager"].ratio > 0.7 * before, said
+        for _ in range(3):  # a busy host may spoil one or two; what is laid at its door always, all of them
+            trial = Trial(judge, kernel, "audit", None)
+            try:
+                assert all(stage.run(trial).passed for stage in (load, correctness, timing))
+                before = trial.ratios["eager"].ratio
+                said.append(f"{before:.2f} among many; {audit._one_at_a_time(trial)}")
+            finally:
+                trial.close()
+            if trial.ratios["eager"].ratio > 0.7 * before:
+                return
+    pytest.fail("\n".join(said))
 
 
 def test_a_sample_that_is_one_call_is_stepped_through_as_well(tmp_path: Path, judge_of) -> None:
