@@ -71,8 +71,12 @@ def test_on_a_cpu_what_is_in_no_torch_op_is_its_own() -> None:
 
     for fn in (library, custom, mixed):
         fn(x)
-        told = [classify(record(fn, (x,), CPU), "", CPU) for _ in range(3)]  # a busy machine may spoil one
-        assert fn.__name__ in [label for label, _ in told], told
+        told = []
+        for _ in range(8):  # a busy machine may spoil some; a wrong rule, all of them
+            told.append(classify(record(fn, (x,), CPU), "", CPU))
+            if told[-1][0] == fn.__name__:
+                break
+        assert told[-1][0] == fn.__name__, told
 
 
 @pytest.mark.parametrize("disturbed", [0, 1, 2])
