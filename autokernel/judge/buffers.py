@@ -48,7 +48,10 @@ def slot_counts(device: torch.device, bytes_per_call: int, estimate_s: float) ->
 
 
 class InputBuffers:
-    """Input slots of one task in one arena."""
+    """Input slots of one task in one arena.
+
+    The first ``dealt_bytes`` of it are the activations of the slots that are timed, and nothing else.
+    """
 
     def __init__(
         self,
@@ -65,24 +68,21 @@ class InputBuffers:
         static = [p.role != "activation" for p in task.inputs]
         static_bytes = sum(s.extent for s, is_static in zip(specs, static, strict=True) if is_static)
         repeat = device.type == "cuda" and count > 1 and static_bytes < 3 * l2_bytes(device)
-        cursor, first = 0, list[TensorSpec]()
-        self.slots: list[list[TensorSpec]] = []
-        self._static_slots: list[int] = []
-        for index in range(count + 2):
+        self.slots: list[list[TensorSpec]] = [list(specs) for _ in range(count + 2)]
+        own = [index for index in range(count + 2) if index == 0 or (repeat and index < count)]
+        cursor = self.dealt_bytes = 0
+        for index, slot in enumerate(self.slots):
             shift, pad = (INPUT_ALIGNMENT if index == count else 0), (8 if index == count + 1 else 0)
-            slot = []
-            own = index == 0 or (repeat and index < count)
-            for i, spec in enumerate(specs):
-                if static[i] and not own:
-                    slot.append(first[i])
-                    continue
-                shaped = spec if static[i] else spec.padded(pad)
-                placed, cursor = pack_specs([shaped], cursor, 0 if static[i] else shift)
-                slot.append(placed[0])
-            first = first or slot
-            if own:
-                self._static_slots.append(index)
-            self.slots.append(slot)
+            for i in [i for i, is_static in enumerate(static) if not is_static]:
+                (slot[i],), cursor = pack_specs([specs[i].padded(pad)], cursor, shift)
+            if index < self.timed:
+                self.dealt_bytes = cursor
+        for index, slot in enumerate(self.slots):
+            for i in [i for i, is_static in enumerate(static) if is_static]:
+                slot[i] = self.slots[0][i]
+                if index in own:
+                    (slot[i],), cursor = pack_specs([specs[i]], cursor)
+        self._static_slots = own
         self.arena = Arena(device, cursor, scratch, ipc=ipc)
         self._static = static
 
@@ -116,18 +116,9 @@ class InputBuffers:
                 return port.name
         return ""
 
-    def activations_changed(self, values: Sequence[Sequence[Tensor]]) -> bool:
-        """Whether an activation of any of the first slots has changed."""
-        pairs = (
-            self._both(spec, value)
-            for slot, inputs in enumerate(values)
-            for spec, value, is_static in zip(self.slots[slot], inputs, self._static, strict=True)
-            if not is_static
-        )
-        if self.arena.device.type == "cpu":
-            return not all(torch.equal(a, b) for a, b in pairs)
-        found = [(a != b).any() for a, b in pairs]  # a device is waited for once
-        return bool(torch.stack(found).any()) if found else False
+    def dealt(self) -> Tensor:
+        """The activations of all slots that are timed, as one row of bytes."""
+        return self.arena.bytes()[: self.dealt_bytes].view(torch.int64)
 
     def _both(self, spec: TensorSpec, value: Tensor) -> tuple[Tensor, Tensor]:
         return raw(self.arena.view(spec)).to(value.device), raw(value)

@@ -18,7 +18,7 @@ from autokernel.judge.buffers import InputBuffers, OutputBuffers
 from autokernel.judge.cases import Case, CaseMaker, fresh_seed
 from autokernel.judge.compare import Measures, is_inexact, limits_for
 from autokernel.judge.inputs import spec_of
-from autokernel.judge.layout import TensorSpec, fill
+from autokernel.judge.layout import fill
 from autokernel.records import Port
 
 SMALL = 4096
@@ -38,6 +38,8 @@ class Contents:
     before, and all have the distribution of a normal case (their deviation is 0.97 to 1.03).  Integers are
     drawn anew for every round and rotated, or drawn anew for every call.
 
+    The activations lie as they do in ``inputs``, so that they are put there, and compared, all at once.
+
     ``statics``: a case's inputs, in contract order, of which the static ones stay what they are.
     """
 
@@ -50,9 +52,11 @@ class Contents:
         specs = [spec_of(port) for _, port in ports]
         placed = maker.place(statics)
         active = {i for i, _ in self._drawn}
+        self._mirror = torch.zeros(inputs.dealt_bytes // 8, dtype=torch.int64, device=inputs.arena.device)
+        mirror = self._mirror.untyped_storage()
         self.values = [
-            [_empty(specs[i], inputs.arena.device) if i in active else placed[i] for i, _ in ports]
-            for _ in range(inputs.timed)
+            [slot[i].view(mirror) if i in active else placed[i] for i, _ in ports]
+            for slot in inputs.slots[: inputs.timed]
         ]
         floating = [specs[i] for i in active if is_inexact(specs[i].dtype)]
         numel = max((s.numel * (1 + s.dtype.is_complex) for s in floating), default=1)
@@ -66,8 +70,7 @@ class Contents:
     def deal(self) -> None:
         """Put new contents into every slot that is timed."""
         self.draw()
-        for slot in range(self.inputs.timed):
-            self.write(slot)
+        self.inputs.dealt().copy_(self._mirror)
         self.inputs.arena.sync()
 
     def draw(self) -> None:
@@ -124,7 +127,7 @@ class Contents:
 
     def changed(self, *, statics: bool = False) -> str:
         """Name of an input that no longer holds what was dealt, or ``""``; ``statics``: of those, too."""
-        if not statics and not self.inputs.activations_changed(self.values):
+        if not statics and torch.equal(self.inputs.dealt().to(self._mirror.device), self._mirror):
             return ""
         for slot, values in enumerate(self.values):
             if name := self.inputs.changed_input(slot, values):
@@ -140,11 +143,6 @@ SUSPECTS = 4
 """At most so many slots of an output are compared with float64 per round: the ones that are furthest off."""
 ADDABLE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 """What a sum of wider numbers can be written to without a step in between."""
-
-
-def _empty(spec: TensorSpec, device: torch.device) -> Tensor:
-    """A tensor of the judge's own with those strides."""
-    return spec.view(torch.UntypedStorage(max(spec.extent, 1), device=device))
 
 
 def suspects(

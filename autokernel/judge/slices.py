@@ -17,6 +17,8 @@ are honest, leave there the error of what has cancelled.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +51,20 @@ def columns_of(tensor: Tensor) -> Tensor | None:
     return None
 
 
+class _Suspected(NamedTuple):
+    """The rows or the columns: norms of each (``of``, and ``usual``) in units of the whole tensor's largest
+    number, which of them are normal numbers, relative errors, and which of those are large."""
+
+    name: str
+    fold: Callable[[Tensor], Tensor | None]
+    elements: int
+    of: Tensor
+    usual: Tensor
+    normal: Tensor
+    error: Tensor
+    off_scale: Tensor
+
+
 def lost(
     actual: Tensor, exact: Tensor, eager: Tensor, counted: Tensor, *, limit: float, typical: float
 ) -> str:
@@ -59,24 +75,28 @@ def lost(
     """
     wide = torch.complex128 if exact.is_complex() else torch.float64
     reference = torch.where(counted, exact, 0).to(wide)
-    scale = float(reference.abs().max()) if reference.numel() else 0.0
-    if scale == 0:
+    if not reference.numel():
         return ""
-    size = reference.abs() / scale
-    off = torch.where(counted, actual.to(wide) - reference, 0).abs() / scale
+    scale = reference.abs().max()
+    unit = torch.where(scale > 0, scale, 1.0)
+    size = reference.abs() / unit
+    off = torch.where(counted, actual.to(wide) - reference, 0).abs() / unit
+    suspected: list[_Suspected] = []
     for name, fold in (("row", rows_of), ("column", columns_of)):
         sizes, offs = fold(size), fold(off)
         if sizes is None or offs is None:
             continue
         of = torch.linalg.vector_norm(sizes, dim=1)
-        usual = float(torch.linalg.vector_norm(of)) / math.sqrt(len(of))
+        usual = torch.linalg.vector_norm(of) / math.sqrt(len(of))
         normal = of * scale > smallest(eager.dtype) * math.sqrt(sizes.shape[1])
         error = torch.where(normal, torch.linalg.vector_norm(offs, dim=1) / of, 0.0)
         depth = torch.where(normal, (usual / of).log(), 0.0).clamp_min(0.0)
         off_scale = error > limit * (typical + depth * torch.finfo(eager.dtype).eps / 2)
-        if not bool(off_scale.any()):
-            continue
-        theirs = fold(torch.where(counted, eager.to(wide) - reference, 0).abs() / scale)
+        suspected.append(_Suspected(name, fold, sizes.shape[1], of, usual, normal, error, off_scale))
+    if not suspected or not bool(torch.cat([s.off_scale for s in suspected]).any()):  # all waited for at once
+        return ""
+    for name, fold, elements, of, usual, normal, error, off_scale in suspected:
+        theirs = fold(torch.where(counted, eager.to(wide) - reference, 0).abs() / unit)
         assert theirs is not None
         eagers = torch.where(normal, torch.linalg.vector_norm(theirs, dim=1) / of, 0.0)
         wrong = off_scale & (eagers <= RESOLVED) & (error > limit * eagers)
@@ -84,7 +104,7 @@ def lost(
             wrong &= error * of > limit * typical * usual
         if int(wrong.sum()) > BY_LUCK + int(off_scale.sum()) / 2:
             worst = int(torch.where(wrong, error, 0.0).argmax())
-            rms = float(of[worst]) * scale / math.sqrt(sizes.shape[1])
+            rms = float(of[worst] * scale) / math.sqrt(elements)
             return (
                 f"{int(wrong.sum())} of {len(wrong)} {name}s are wrong on their own scale: {name} {worst} "
                 f"(RMS {rms:.3g}) is off by {float(error[worst]):.3g} of its size, eager by "

@@ -41,7 +41,7 @@ def main() -> None:
     signal.set_wakeup_fd(wake_w)
     exits: dict[int, int] = {}
     lean = "lean" in sys.argv[3:]
-    compilers.preload(compiler=not lean)
+    compilers.preload(sys.argv[2], compiler=not lean)
     if sys.argv[2] == "cpu":
         compilers.find_vector_units()
     if sys.argv[2].startswith("cuda") and not lean and worker.cuda_initialized():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autokernel.backends import KernelSourceError, parse
 from autokernel.judge.cases import fresh_seed
 from autokernel.judge.trial import SUBJECT, StageResult, Trial
 
@@ -15,5 +16,15 @@ def run(trial: Trial) -> StageResult:
     judge.inputs.write_statics(inputs)
     judge.inputs.write(0, inputs)
     judge.inputs.arena.sync()
+    if judge.device.type == "cuda" and _compiles(trial):
+        judge.launcher.top_up()
     trial.worker.run(SUBJECT, [0], first=True)
     return StageResult(True)
+
+
+def _compiles(trial: Trial) -> bool:
+    """Whether its first call is likely to take as long as a worker takes to warm up."""
+    try:
+        return parse(trial.source).backend != "torch"
+    except KernelSourceError:
+        return False
