@@ -42,7 +42,10 @@ class Limits:
 
 
 NARROW = Limits(3.0, 4.0, 4.0)
-SINGLE = Limits(10.0, 32.0, 16.0)
+SINGLE = Limits(16.0, 32.0, 16.0)
+"""Sums in float32 in the order of memory are honest and up to 13 times as far off as eager's, which are in
+pairs; a textbook cross-entropy, of inputs far from zero, is at 9.8 to 10.6 times.  The mildest dishonest
+variant that its error tells is at 128 times (benchmarks/judge_limits.py)."""
 
 
 def limits_for(dtype: torch.dtype) -> Limits:
