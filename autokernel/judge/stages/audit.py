@@ -62,7 +62,7 @@ def run(trial: Trial) -> StageResult:
         return failed(fault.status, f"{fault.reason} (one call at a time)")
     worker, _ = trial.running
     worker.close()
-    done = [trial.ratios]
+    done, latencies_us = [trial.ratios], [trial.latency_us or 0.0]
     for _ in range(PROCESSES):
         again = Trial(trial.task_judge, trial.source, "promote", trial.parent)
         try:
@@ -77,14 +77,17 @@ def run(trial: Trial) -> StageResult:
         finally:
             again.close()
         done.append(again.ratios)
+        latencies_us.append(again.latency_us or 0.0)
         trial.error_ratio = max(trial.error_ratio or 0.0, again.error_ratio or 0.0)
-        trial.latency_us = max(trial.latency_us or 0.0, again.latency_us or 0.0)
-    trial.ratios = {name: _worst([r[name] for r in done if name in r]) for name in trial.ratios}
-    said, factor, counts = min(singles, key=lambda found: found.factor)
+    spread = ", ".join(f"{r['eager'].ratio:.3f}x" for r in done)
+    mildest = min(range(len(singles)), key=lambda process: singles[process].factor)
+    said, factor, counts = singles[mildest]
     if factor > 1:
         said += counts
-        _slow_down(trial, factor)
-    spread = ", ".join(f"{r['eager'].ratio:.3f}x" for r in done)
+        latencies_us[mildest] *= factor
+        done[mildest] = {name: _scaled(ratio, 1 / factor) for name, ratio in done[mildest].items()}
+    trial.latency_us = max(latencies_us)
+    trial.ratios = {name: _worst([r[name] for r in done if name in r]) for name in trial.ratios}
     return StageResult(True, f"{said}; {1 + PROCESSES} processes: {spread} eager")
 
 
@@ -163,13 +166,6 @@ def _alone(trial: Trial, alone_us: float, eager: list[Sample]) -> Singles:
         return Singles(said)
     counts = f"; {own_us:.2f} us is what counts, not the {latency_us:.2f} us of many calls"
     return Singles(said, own_us / latency_us, counts)
-
-
-def _slow_down(trial: Trial, factor: float) -> None:
-    """Correct ``trial``'s figures: it takes ``factor`` times as long."""
-    assert trial.latency_us is not None
-    trial.latency_us *= factor
-    trial.ratios = {name: _scaled(ratio, 1 / factor) for name, ratio in trial.ratios.items()}
 
 
 def _step_rounds(trial: Trial) -> tuple[list[Sample], list[Sample], bool]:
