@@ -1,7 +1,8 @@
-"""Run `autokernel optimize` on the shipped models, and write down what came of it, as text.
+"""Run `autokernel optimize` on the shipped models and on those in benchmarks/models; write down what came of it.
 
     python benchmarks/run_suite.py --out benchmarks/h200
     python benchmarks/run_suite.py --out benchmarks/cpu --models nano --device cpu --dtype float32
+    python benchmarks/run_suite.py --out benchmarks/h200 --models transformers_bert qwen3 --dtype bfloat16
 
 For every model: the command's own output (before each line, the seconds since its start), its results.tsv,
 report.md and the kernels that stayed in the model go to ``OUT/<model>/``; ``OUT/suite.md`` is one table over
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-MODELS = {"gpt2": "models/gpt2.py", "llama": "models/llama.py", "nano": "models/nano.py"}
+SHIPPED = ("gpt2", "llama", "nano", "bert", "vit", "convnet", "llama_decode")
+OTHERS = ("transformers_bert", "qwen3", "timm_vit")
+MODELS = {name: f"models/{name}.py" for name in SHIPPED}
+MODELS |= {name: f"benchmarks/models/{name}.py" for name in OTHERS}
 
 
 def run(name: str, out: Path, runs: Path, arguments: argparse.Namespace) -> None:
