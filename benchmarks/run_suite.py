@@ -1,4 +1,4 @@
-"""Run `autokernel optimize` on the shipped models and on those in benchmarks/models; write down what came of it.
+"""Run `autokernel optimize` on the shipped models and those in benchmarks/models; write down what came of it.
 
     python benchmarks/run_suite.py --out benchmarks/h200
     python benchmarks/run_suite.py --out benchmarks/cpu --models nano --device cpu --dtype float32
