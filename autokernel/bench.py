@@ -353,7 +353,7 @@ def exit_code(verdict: Verdict) -> int:
 
 
 def to_json(verdict: Verdict, row: Experiment) -> dict[str, Any]:
-    """One object: the columns of results.tsv, and ``stages``."""
+    """One object: the columns of results.tsv, ``stages``, and in ``log`` what the candidate printed."""
     data = asdict(row)
     stages = {name: {"passed": passed, "reason": reason} for name, (passed, reason) in verdict.stages.items()}
-    return {**{name: data[name] for name in COLUMNS}, "stages": stages}
+    return {**{name: data[name] for name in COLUMNS}, "stages": stages, "log": verdict.log}
