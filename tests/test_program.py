@@ -1,4 +1,4 @@
-"""program.md is true: its commands run, and the statuses, reasons, columns, flags and paths are the code's."""
+"""program.md is true: its commands run, and its statuses, reasons, columns, flags and paths are the code's."""
 
 from __future__ import annotations
 
