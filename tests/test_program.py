@@ -1,4 +1,4 @@
-"""program.md is true: its commands run, and its statuses, reasons, columns, flags and paths are the code's."""
+"""program.md is true: its commands run, its statuses, reasons, columns, flags and paths are the code's."""
 
 from __future__ import annotations
 
@@ -245,6 +245,14 @@ def test_bench_shows_the_bound_and_whole_resources() -> None:
     print_verdict(verdict, row, Console(file=out, width=1000))
     assert "latency 12.50 µs; bound: dram, 43 % of the roofline's speed" in out.getvalue()
     assert "k4: 64 registers" in out.getvalue()
+
+
+def test_bench_shows_a_compilers_message_once_and_line_by_line() -> None:
+    message = "CompileError: in function f\nkernel.cpp:1:38: error: y was not declared\n    1 | x[0] = y;"
+    verdict = Verdict("compile_error", message, stages={"load": (False, message)})
+    out = io.StringIO()
+    print_verdict(verdict, Experiment(1, "t", "norm", status="compile_error"), Console(file=out, width=80))
+    assert "    1 | x[0] = y;\n" in out.getvalue() and out.getvalue().count("kernel.cpp:1:38") == 1
 
 
 def test_json_has_what_the_candidate_printed() -> None:
