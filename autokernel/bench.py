@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from autokernel import memory
 from autokernel.errors import UsageError
+from autokernel.proposers.clip import one_line
 from autokernel.proposers.proposal import Proposal
 from autokernel.records import COLUMNS, TIMED, Experiment, Task, Verdict
 from autokernel.results import FILE_NAME, Journal, source_id, source_path, store_source
@@ -212,12 +213,13 @@ class _Attempt:
         lines = []
         if self.earlier and not after:
             row = self.earlier[-1]
-            lines.append(f"this very file has a verdict: row {row.experiment}, {row.status}: {row.reason}")
+            reason = one_line(row.reason, 300)
+            lines.append(f"this very file has a verdict: row {row.experiment}, {row.status}: {reason}")
         known = memory.recall(self.journal.rows, self.task)
         wanted = set(self.strategy.split(",")) - {""}
         alike = [m for m in known if wanted & set(m.strategy.split(","))]
         if alike:
-            return lines + [f"memory of {self.task.family}: {m}" for m in alike]
+            return lines + [f"memory of {self.task.family}: {one_line(str(m), 300)}" for m in alike]
         if not after:
             text = (
                 f"nothing on {self.strategy}" if wanted else "no --strategy TAGS given, so nothing to look up"
@@ -353,7 +355,7 @@ def exit_code(verdict: Verdict) -> int:
 
 
 def to_json(verdict: Verdict, row: Experiment) -> dict[str, Any]:
-    """One object: the columns of results.tsv, and ``stages``."""
+    """One object: the columns of results.tsv, ``stages``, and in ``log`` what the candidate printed."""
     data = asdict(row)
     stages = {name: {"passed": passed, "reason": reason} for name, (passed, reason) in verdict.stages.items()}
-    return {**{name: data[name] for name in COLUMNS}, "stages": stages}
+    return {**{name: data[name] for name in COLUMNS}, "stages": stages, "log": verdict.log}

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from autokernel.proposers.clip import clip_middle
 from autokernel.records import Experiment, Verdict
 from autokernel.report.summary import EVICTED, IN, Summary
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _TEXT_COLUMNS = frozenset({"family", "best", "outcome", "bound", "modules"})
+_REASON = 4000
+"""Characters of a verdict's reason that are shown."""
 _STYLES = {"keep": "green", "discard": "dim", "baseline": "cyan", "infra_error": "yellow"}
 
 
@@ -149,12 +152,14 @@ def print_verdict(verdict: Verdict, row: Experiment, out: Console) -> None:
 
     for name, (passed, detail) in verdict.stages.items():
         mark = ("pass ", "green") if passed else ("FAIL ", "bold red")
-        out.print(Text.assemble(mark, f"{name:<14} ", _clip(detail, 120)))
+        # Of a failure the first line: the whole text, a compiler's message, say, follows as it is.
+        shown = _clip(detail, 400) if passed else _clip(detail.split("\n")[0], 120)
+        out.print(Text.assemble(mark, f"{name:<14} ", shown))
     style = "bold green" if verdict.correct else "bold red"
-    reason = f": {_clip(verdict.reason, 400)}" if verdict.reason else ""
+    reason = f": {clip_middle(verdict.reason, _REASON)}" if verdict.reason else ""
     out.print(Text(f"{row.correctness} ({verdict.status}){reason}", style=style))
     if verdict.latency_us is not None:
-        out.print(Text(f"latency {latency(verdict.latency_us)}"))
+        out.print(Text(f"latency {latency(verdict.latency_us)}{_bound(row)}"))
     rivals = (
         ("eager", verdict.vs_eager),
         ("torch.compile", verdict.vs_compile),
@@ -175,6 +180,13 @@ def working(text: str, out: Console) -> Iterator[None]:
     else:
         print(text, file=out.file, flush=True)
         yield
+
+
+def _bound(row: Experiment) -> str:
+    """What limits it and how near it comes, as far as the row knows."""
+    share = None if row.pct_peak is None else f"{row.pct_peak:.0f} % of the roofline's speed"
+    known = [part for part in (f"bound: {row.bound}" if row.bound else None, share) if part]
+    return f"; {', '.join(known)}" if known else ""
 
 
 def latency(us: float | None) -> str:
