@@ -31,13 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ModelArg = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="models/gpt2.py, package.module:callable, hf:ORG/NAME, a Hugging Face folder, or timm:NAME",
-    ),
-]
+MODEL_FORMS = "models/gpt2.py, package.module:callable, hf:ORG/NAME, a Hugging Face folder, or timm:NAME"
+ModelArg = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_FORMS)]
 Run = Annotated[Path | None, typer.Option("--run", "--run-dir", metavar="DIR", help="Run folder.")]
 Device = Annotated[
     str | None, typer.Option("--device", metavar="cpu|cuda|cuda:N", help="Default: cuda if there is one.")
@@ -145,7 +140,8 @@ def extract(
 @app.command()
 def optimize(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL|KERNEL", help="A model, or one kernel file with --ref.")
+        str,
+        typer.Argument(metavar="MODEL|KERNEL", help=f"{MODEL_FORMS}; or one kernel file with --ref"),
     ],
     run: Run = None,
     device: Device = None,
@@ -340,7 +336,12 @@ def _spec(
 
         raise UsageError(f"no such model file: {model}")  # before torch is asked for the default device
     return SourceSpec(
-        model, class_name, tuple(input_shape or ()), dtype, checkpoint, device or _default_device()
+        model,
+        class_name,
+        tuple(input_shape or ()),
+        dtype,
+        checkpoint,
+        _default_device() if device is None else device,
     )
 
 

@@ -103,17 +103,12 @@ class Session:
 
     def graphs(self) -> Capture:
         if self._graphs is None:
-            from autokernel.capture.graph import capture
+            from autokernel.capture.graph import capture, nothing_found
 
             with working("Capturing the graph …", self.out):
                 self._graphs = capture(self.loaded.model, self.loaded.args, self.loaded.kwargs)
             if not self._graphs:
-                raise UsageError(
-                    " ".join(
-                        [f"{self.loaded.spec.model}: Dynamo found no graph in this model"]
-                        + [f"- {one}" for one in self._graphs.breaks]
-                    )
-                )
+                raise UsageError(f"{self.loaded.spec.model}: {nothing_found(self._graphs)}")
         return self._graphs
 
     def profile(self) -> Profile:

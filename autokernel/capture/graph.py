@@ -193,6 +193,14 @@ def capture(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None
     return found
 
 
+def nothing_found(captured: Capture) -> str:
+    """Why there is nothing to optimize in a model without graphs."""
+    known = [str(one) for one in captured.breaks if one.reason != graph_breaks.UNKNOWN]
+    if not known:
+        return "there is nothing to optimize: the model runs no operation on tensors that Dynamo could capture"
+    return f"there is nothing to optimize: Dynamo captures none of it: {'; '.join(known)}"
+
+
 class _Inside:
     """Counts the runs of graphs, and times them once it is asked to."""
 

@@ -30,7 +30,15 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..hardware import torch_device
 from . import _checkpoint, _modules
-from ._inputs import Shape, inputs_from_shapes, map_tensors, parse_shape, randomized_like, same_tensors
+from ._inputs import (
+    Shape,
+    dtype_name,
+    inputs_from_shapes,
+    map_tensors,
+    parse_shape,
+    randomized_like,
+    same_tensors,
+)
 from ._messages import Source, out_of_memory, user_code
 
 if TYPE_CHECKING:
@@ -39,12 +47,7 @@ if TYPE_CHECKING:
 
 BUILD_SEED = 0
 
-DTYPES: dict[str, str] = {
-    "float32": "float32", "fp32": "float32", "float": "float32",
-    "float16": "float16", "fp16": "float16", "half": "float16",
-    "bfloat16": "bfloat16", "bf16": "bfloat16",
-    "float64": "float64", "fp64": "float64", "double": "float64",
-}  # fmt: skip
+DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True)
@@ -174,10 +177,8 @@ def try_forward(loaded: LoadedModel) -> Any:
     import torch
 
     source = loaded._source
-    with (
-        torch.no_grad(),
-        user_code(f"{source.label}: the model fails on its example inputs", source),
-    ):
+    what = "--input-shape" if loaded.spec.input_shapes else "its example inputs"
+    with torch.no_grad(), user_code(f"{source.label}: the model fails on {what}", source):
         return loaded()
 
 
@@ -186,11 +187,10 @@ def _dtype(name: str | None) -> torch.dtype | None:
 
     if name is None:
         return None
-    if name.lower() not in DTYPES:
-        raise UsageError(
-            f"--dtype {name!r} is unknown: use one of {', '.join(dict.fromkeys(DTYPES.values()))}"
-        )
-    return getattr(torch, DTYPES[name.lower()])
+    known = dtype_name(name)
+    if known not in DTYPES:
+        raise UsageError(f"--dtype {name!r} is unknown: use one of {', '.join(DTYPES)}")
+    return getattr(torch, known)
 
 
 def _cast(model: nn.Module, dtype: torch.dtype | None) -> None:
@@ -263,7 +263,10 @@ def _example_inputs(
     """Call the file's ``example_inputs``; tensors go to the device and, if asked, to the dtype."""
     import torch
 
-    with user_code(f"{source.label}: example_inputs(model) failed", source), torch.no_grad():
+    from .nest import tensors_of
+
+    what = f"{source.label}: example_inputs(model) failed"
+    with user_code(what, source, "make them smaller, or choose another --device"), torch.no_grad():
         value = example(model)
     if isinstance(value, torch.Tensor):
         value = (value,)
@@ -277,12 +280,18 @@ def _example_inputs(
             "return a tuple (positional inputs) or a dict with names for keys (keyword inputs)"
         )
     where, dtype = torch_device(spec.device), _dtype(spec.dtype)
+    if any(t.is_meta for t in tensors_of(value)):
+        raise UsageError(
+            f"{source.label}: example_inputs(model) returned tensors without data (meta device): "
+            "make them on the CPU"
+        )
 
     def place(t: torch.Tensor) -> torch.Tensor:
         t = t.detach()
         return t.to(where, dtype) if dtype is not None and t.is_floating_point() else t.to(where)
 
-    value = map_tensors(place, value)
+    with user_code(f"{source.label}: example_inputs(model) can't be taken to {where}", source):
+        value = map_tensors(place, value)
     return (value, {}) if isinstance(value, tuple) else ((), value)
 
 
@@ -293,7 +302,7 @@ def _identity(spec: SourceSpec, source: Source, contents: dict[str, Any]) -> str
     del given["device"]
     if source.library is not None:
         given = {**given, "model": source.library, "attribute": None, "contents": contents}
-    given["dtype"] = DTYPES[spec.dtype.lower()] if spec.dtype else None
+    given["dtype"] = dtype_name(spec.dtype) if spec.dtype else None
     given["checkpoint"] = _checkpoint.fingerprint(spec.checkpoint) if spec.checkpoint else None
     digest.update(json.dumps(given, sort_keys=True).encode())
     for path in _modules.local_sources(source) if source.library is None else ():
