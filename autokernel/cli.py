@@ -95,14 +95,15 @@ def profile(
     from autokernel.report.terminal import console
     from autokernel.session import Session
 
+    _check_writable(json_out)
     spec = _spec(model, device, class_name, input_shape, dtype, checkpoint)
-    with Session.start(spec, run, fresh=fresh, out=console(stderr=True)) as session:
+    with _stdout_kept(), Session.start(spec, run, fresh=fresh, out=console(stderr=True)) as session:
         result = session.profile()
-        if not _emit({**result.to_json(), "run": str(session.path)}, as_json, json_out):
-            from autokernel.report.ranking import print_profile
+    if not _emit({**result.to_json(), "run": str(session.path)}, as_json, json_out):
+        from autokernel.report.ranking import print_profile
 
-            print_profile(result, console(), top)
-        _last_line(session.path, as_json)
+        print_profile(result, console(), top)
+    _last_line(session.path, as_json)
 
 
 @app.command()
@@ -123,18 +124,19 @@ def extract(
     from autokernel.report.terminal import console
     from autokernel.session import Session
 
+    _check_writable(json_out)
     spec = _spec(model, device, class_name, input_shape, dtype, checkpoint)
-    with Session.start(spec, run, fresh=fresh, out=console(stderr=True)) as session:
+    with _stdout_kept(), Session.start(spec, run, fresh=fresh, out=console(stderr=True)) as session:
         tasks = session.tasks(top)
-        data = {
-            "run": str(session.path),
-            "tasks": [{**json.loads((t.dir / "task.json").read_text()), "dir": str(t.dir)} for t in tasks],
-        }
-        if not _emit(data, as_json, json_out):
-            from autokernel.report.ranking import print_tasks
+    data = {
+        "run": str(session.path),
+        "tasks": [{**json.loads((t.dir / "task.json").read_text()), "dir": str(t.dir)} for t in tasks],
+    }
+    if not _emit(data, as_json, json_out):
+        from autokernel.report.ranking import print_tasks
 
-            print_tasks(tasks, console())
-        _last_line(session.path, as_json)
+        print_tasks(tasks, console())
+    _last_line(session.path, as_json)
 
 
 @app.command()
@@ -199,6 +201,7 @@ def optimize(
     from autokernel.report.terminal import console, print_summary
     from autokernel.session import default_run
 
+    _check_writable(json_out)
     options = Options(
         top=top,
         budget_s=parse_budget(budget) if budget else None,
@@ -218,7 +221,8 @@ def optimize(
         from autokernel.dry_run import dry_run as preview
 
         spec = None if ref else _spec(model, device, class_name, input_shape, dtype, checkpoint)
-        path, shown = preview(model, ref, spec, device or _default_device(), run, options, progress)
+        with _stdout_kept():
+            path, shown = preview(model, ref, spec, device or _default_device(), run, options, progress)
         if not _emit({"run": str(path), **shown.to_json()}, as_json, json_out):
             print(shown.text())
         _last_line(path, as_json)
@@ -226,10 +230,12 @@ def optimize(
     try:
         if ref is not None:
             where = device or _default_device()
-            path, summary = optimize_kernel(Path(model), ref, where, run, options, progress)
+            with _stdout_kept():
+                path, summary = optimize_kernel(Path(model), ref, where, run, options, progress)
         else:
             spec = _spec(model, device, class_name, input_shape, dtype, checkpoint)
-            path, summary = optimize(spec, run, options, progress)
+            with _stdout_kept():
+                path, summary = optimize(spec, run, options, progress)
     except (Stopped, KeyboardInterrupt) as stopped:
         path = stopped.run if isinstance(stopped, Stopped) else run or default_run(model)
         print(f"Stopped. Everything measured is in {path}; to go on:", file=sys.stderr)
@@ -343,6 +349,19 @@ def _spec(
         checkpoint,
         _default_device() if device is None else device,
     )
+
+
+def _stdout_kept() -> contextlib.AbstractContextManager[Any]:
+    """While the model's own code runs: what it prints goes to stderr, since stdout is for results."""
+    return contextlib.redirect_stdout(sys.stderr)
+
+
+def _check_writable(json_out: Path | None) -> None:
+    """Before the work, whose result would be lost otherwise."""
+    if json_out is not None and (json_out.is_dir() or not json_out.parent.is_dir()):
+        from autokernel.errors import UsageError
+
+        raise UsageError(f"can't write {json_out}: give --json-out a file in a folder that exists")
 
 
 def _emit(data: dict[str, Any], as_json: bool, json_out: Path | None) -> bool:

@@ -104,8 +104,9 @@ class Session:
     def graphs(self) -> Capture:
         if self._graphs is None:
             from autokernel.capture.graph import capture, nothing_found
+            from autokernel.capture.source import compiling
 
-            with working("Capturing the graph …", self.out):
+            with working("Capturing the graph …", self.out), compiling(self.loaded):
                 self._graphs = capture(self.loaded.model, self.loaded.args, self.loaded.kwargs)
             if not self._graphs:
                 raise UsageError(f"{self.loaded.spec.model}: {nothing_found(self._graphs)}")

@@ -177,7 +177,12 @@ def _unusable(state: dict[str, Tensor], own: dict[str, Tensor]) -> str:
     """Tensors of the file that can't be copied into the model's: no dense ones, or of complex numbers."""
     import torch
 
-    kinds: dict[str, list[str]] = {"without data": [], "quantized": [], "sparse": [], "of complex numbers": []}
+    kinds: dict[str, list[str]] = {
+        "without data": [],
+        "quantized": [],
+        "sparse": [],
+        "of complex numbers": [],
+    }
     for name, tensor in state.items():
         if tensor.is_meta:
             kinds["without data"].append(name)

@@ -65,16 +65,19 @@ _SMALLER = "lower the sizes with --input-shape, choose a smaller --dtype, or ano
 
 
 @contextlib.contextmanager
-def user_code(what: str, source: Source, smaller: str = _SMALLER) -> Iterator[None]:
+def user_code(what: str, source: Source, smaller: str = _SMALLER, *, traced: bool = False) -> Iterator[None]:
     """Turn anything that the user's own code raises into a `UsageError`: ``what``, message and place.
 
-    ``smaller`` says what to do when memory runs out.
+    ``smaller`` says what to do when memory runs out.  ``traced``: autokernel's own code runs in between, and
+    what that raises is left as it is.
     """
     try:
         yield
     except (UsageError, KeyboardInterrupt):
         raise
     except BaseException as error:  # their code may raise anything, and leave with sys.exit()
+        if traced and _our_own(error):
+            raise
         place = _place(error, source)
         memory = out_of_memory(error)
         if memory is not None:
@@ -85,6 +88,17 @@ def user_code(what: str, source: Source, smaller: str = _SMALLER) -> Iterator[No
         raise UsageError(
             f"{what}: {type(error).__name__}: {one_line(error)}{place}{_what_to_do(error)}"
         ) from error
+
+
+def _our_own(error: BaseException) -> bool:
+    """Whether autokernel raised it, or a compiler's backend did, which is autokernel as well."""
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    file = Path(frame.tb_frame.f_code.co_filename) if frame is not None else Path()
+    return isinstance(error, BackendCompilerFailed) or file.is_relative_to(Path(__file__).parents[1])
 
 
 def out_of_memory(error: BaseException) -> str | None:
@@ -114,8 +128,10 @@ def _what_to_do(error: BaseException) -> str:
     if found is not None:
         name = {"Half": "float16", "BFloat16": "bfloat16"}[found[1]]
         return f"; this device has no such operation in {name}: try --dtype float32"
-    if re.search(r"(have|be) the same dtype|same dtype, but got", text) and re.search("[Hh]alf|BFloat16", text):
-        return "; the code makes a tensor of a number type of its own, which --dtype does not change"
+    if re.search(r"(have|be) the same dtype|same dtype, but got", text) and re.search(
+        "[Hh]alf|BFloat16", text
+    ):
+        return "; --dtype changes weights and inputs, but no tensor that the code makes with a type of its own"
     if isinstance(error, ImportError) and "relative import" in text:
         return "; a file in a package is given as package.module:callable"
     return ""

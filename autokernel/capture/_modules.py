@@ -77,7 +77,9 @@ def find(model: str) -> Source:
         return Source(model, path.stem, path.parent, path=path)
     module, colon, attribute = model.partition(":")
     if colon and module.endswith(".py"):
-        raise UsageError(f"{model}: a class in a file is given as {module} --class-name {attribute or 'NAME'}")
+        raise UsageError(
+            f"{model}: a class in a file is given as {module} --class-name {attribute or 'NAME'}"
+        )
     names = [*module.split("."), *attribute.split(".")] if colon else [""]
     if all(name.isidentifier() for name in names):
         return Source(model, attribute.split(".")[-1], Path.cwd(), module=module, attribute=attribute)

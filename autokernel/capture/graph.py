@@ -195,9 +195,17 @@ def capture(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None
 
 def nothing_found(captured: Capture) -> str:
     """Why there is nothing to optimize in a model without graphs."""
-    known = [str(one) for one in captured.breaks if one.reason != graph_breaks.UNKNOWN]
+    if torch._dynamo.config.disable:
+        return "Dynamo is switched off: unset TORCHDYNAMO_DISABLE, TORCH_COMPILE_DISABLE and Dynamo's disable"
+    known = [
+        str(one).replace("an unknown place: ", "").replace("`L['fn']`", "the model itself")
+        for one in captured.breaks
+        if one.reason != graph_breaks.UNKNOWN
+    ]
     if not known:
-        return "there is nothing to optimize: the model runs no operation on tensors that Dynamo could capture"
+        return (
+            "there is nothing to optimize: the model runs no operation on tensors that Dynamo could capture"
+        )
     return f"there is nothing to optimize: Dynamo captures none of it: {'; '.join(known)}"
 
 

@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -128,13 +130,16 @@ def load(spec: SourceSpec, *, weights: Path | None = None) -> LoadedModel:
     source = _modules.find(spec.model)
     with _seeded(BUILD_SEED), _modules.on_path(source):
         built = _build(source, spec, shapes, dtype, again=weights is not None)
-        model = built.model
+        model = _uncompiled(built.model, source, say=weights is None)
         if spec.checkpoint is not None:
             _checkpoint.lay_over(model, spec.checkpoint)
-        if built.cast:
-            _cast(model, dtype)
-        _move(model, where, source)
-        model.eval()
+        # A class of the user's may have its own idea of casting, moving or even of comparing modules.
+        with user_code(f"{source.label}: the model can't be made ready on {where}", source, traced=True):
+            if built.cast:
+                _cast(model, dtype)
+            _move(model, where, source)
+            with contextlib.suppress(NotImplementedError):  # torch.export's graphs have their mode baked in
+                model.eval()
         if weights is not None:
             _checkpoint.lay_over(model, str(weights))
     identity = _identity(spec, source, built.contents)
@@ -169,6 +174,31 @@ def _build(
     return _modules.build(source, spec.class_name, shapes)
 
 
+def _uncompiled(model: nn.Module, source: Source, *, say: bool) -> nn.Module:
+    """The model itself, where it comes compiled: else its own compiler would be measured as eager.
+
+    Raises `UsageError` for a scripted one, of which no graph can be had.
+    """
+    import torch
+
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError(
+            f"{source.label}: the model is scripted or traced (torch.jit), and Dynamo can't look into it: "
+            "build the model that it was made from"
+        )
+    inner = getattr(model, "_orig_mod", None)
+    compiled = isinstance(inner, torch.nn.Module) or model._compiled_call_impl is not None
+    if isinstance(inner, torch.nn.Module):
+        model = inner
+    model._compiled_call_impl = None
+    if compiled and say:
+        print(
+            f"{source.label}: the model is compiled already; autokernel takes the model in it",
+            file=sys.stderr,
+        )
+    return model
+
+
 def try_forward(loaded: LoadedModel) -> Any:
     """Run the model once on its example inputs, without gradients, and return what it returns.
 
@@ -179,7 +209,18 @@ def try_forward(loaded: LoadedModel) -> Any:
     source = loaded._source
     what = "--input-shape" if loaded.spec.input_shapes else "its example inputs"
     with torch.no_grad(), user_code(f"{source.label}: the model fails on {what}", source):
-        return loaded()
+        result = loaded()
+    if inspect.iscoroutine(result):
+        result.close()
+        raise UsageError(f"{source.label}: forward is async, and nobody waits for it: make it a plain def")
+    return result
+
+
+def compiling(loaded: LoadedModel) -> contextlib.AbstractContextManager[None]:
+    """Around what Dynamo does with a model that runs by itself: what fails in it becomes a `UsageError`."""
+    source = loaded._source
+    what = f"{source.label}: the model runs by itself, but not under torch.compile, which autokernel needs"
+    return user_code(what, source, traced=True)
 
 
 def _dtype(name: str | None) -> torch.dtype | None:
