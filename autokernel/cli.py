@@ -128,6 +128,13 @@ def extract(
     spec = _spec(model, device, class_name, input_shape, dtype, checkpoint)
     with _stdout_kept(), Session.start(spec, run, fresh=fresh, out=console(stderr=True)) as session:
         tasks = session.tasks(top)
+    if not tasks:
+        from autokernel.errors import UsageError
+
+        raise UsageError(
+            f"{model}: there is nothing to extract: none of its operations form a region for a kernel "
+            "(autokernel profile shows what there is)"
+        )
     data = {
         "run": str(session.path),
         "tasks": [{**json.loads((t.dir / "task.json").read_text()), "dir": str(t.dir)} for t in tasks],

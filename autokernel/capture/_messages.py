@@ -128,10 +128,8 @@ def _what_to_do(error: BaseException) -> str:
     if found is not None:
         name = {"Half": "float16", "BFloat16": "bfloat16"}[found[1]]
         return f"; this device has no such operation in {name}: try --dtype float32"
-    if re.search(r"(have|be) the same dtype|same dtype, but got", text) and re.search(
-        "[Hh]alf|BFloat16", text
-    ):
-        return "; --dtype changes weights and inputs, but no tensor that the code makes with a type of its own"
+    if "the same dtype" in text and re.search("Half|BFloat16", text):
+        return "; --dtype changes weights and inputs, not tensors that the code makes with their own type"
     if isinstance(error, ImportError) and "relative import" in text:
         return "; a file in a package is given as package.module:callable"
     return ""

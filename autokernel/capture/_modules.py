@@ -135,7 +135,8 @@ def on_path(source: Source) -> Iterator[None]:
     before, here, arguments = set(sys.modules), Path.cwd(), sys.argv
     entry = str(folder)
     sys.path.insert(0, entry)
-    # A file that reads a command line sees an empty one, not autokernel's; one that goes elsewhere comes back.
+    # A file that reads a command line sees an empty one, not autokernel's; one that goes to another folder
+    # comes back.
     sys.argv = [str(source.path or source.module)]
     try:
         yield

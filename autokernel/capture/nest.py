@@ -106,10 +106,14 @@ def _kept(value: Any, seen: set[int]) -> Iterator[Any]:
         return
     seen.add(id(value))
     children = [*(vars(value).values() if _holds(value) else []), *_children(value)]
-    if not children and not _copyable(value):
+    if type(value) not in _CONTAINERS and not _copyable(value) and not list(_walk(value, set())):
         yield value
+        return
     for child in children:
         yield from _kept(child, seen)
+
+
+_CONTAINERS = (tuple, list, dict, set, frozenset)
 
 
 def _copyable(value: Any) -> bool:
