@@ -157,6 +157,7 @@ def lay_over(model: nn.Module, checkpoint: str) -> None:
     own = model.state_dict(keep_vars=True)
     own = {name: tensor for name, tensor in own.items() if isinstance(tensor, torch.Tensor)}
     state = _strip(read(path), own)
+    _materialize(own, state)
     present = {_memory(own[name]) for name in state if name in own}
     missing = [n for n, t in own.items() if n not in state and (t.numel() == 0 or _memory(t) not in present)]
     unexpected = [name for name in state if name not in own]
@@ -171,6 +172,18 @@ def lay_over(model: nn.Module, checkpoint: str) -> None:
     with torch.no_grad():
         for name, tensor in state.items():
             own[name].copy_(tensor)
+
+
+def _materialize(own: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+    """Give lazy layers' tensors the sizes that they have in the file."""
+    from torch.nn.parameter import UninitializedTensorMixin
+
+    lazy = {name: t for name, t in own.items() if isinstance(t, UninitializedTensorMixin)}
+    absent = [name for name in lazy if name not in state]
+    if absent:
+        raise UsageError(f"the checkpoint does not fit the model: {_list('missing', absent)}")
+    for name, tensor in lazy.items():
+        tensor.materialize(state[name].shape)
 
 
 def _unusable(state: dict[str, Tensor], own: dict[str, Tensor]) -> str:

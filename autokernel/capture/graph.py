@@ -217,6 +217,10 @@ class _Inside:
         self.counting = True
 
     def timed(self, graph: Graph) -> Callable[..., Any]:
+        _ = (
+            graph.gm.code
+        )  # written out now: a graph that does it when called prints a trace if that call fails
+
         def run(*args: Any) -> Any:
             if self.counting:
                 graph.calls += 1
