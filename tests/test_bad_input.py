@@ -197,7 +197,7 @@ def test_classes_that_a_file_brings_in_are_named(profile: Profile) -> None:
     ],
 )
 def test_sources_that_are_none(model: str, part: str) -> None:
-    with pytest.raises(UsageError, match="^[^\n]+$") as caught:
+    with pytest.raises(UsageError, match=r"^[^\n]+$") as caught:
         load(SourceSpec(model))
     assert part in str(caught.value)
 
@@ -327,7 +327,7 @@ def test_a_file_that_is_cut_off_anywhere(tmp_path: Path) -> None:
         content = (tmp_path / whole).read_bytes()
         for size in range(1, len(content), max(1, len(content) // 60)):
             (tmp_path / "w.pt").write_bytes(content[:size])
-            with pytest.raises(UsageError, match="^--checkpoint [^\n]+$"):
+            with pytest.raises(UsageError, match=r"^--checkpoint [^\n]+$"):
                 load(SourceSpec(str(tmp_path / "m.py"), checkpoint=str(tmp_path / "w.pt")))
 
 
