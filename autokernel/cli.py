@@ -344,7 +344,7 @@ def _spec(
 ) -> SourceSpec:
     from autokernel.capture.source import SourceSpec
 
-    if model.endswith(".py") and not Path(model).is_file():
+    if model.endswith(".py") and not os.path.isfile(model):  # noqa: PTH113  Path.is_file raises for a name that is too long
         from autokernel.errors import UsageError
 
         raise UsageError(f"no such model file: {model}")  # before torch is asked for the default device

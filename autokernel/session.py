@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,5 +177,5 @@ class Session:
 
 def _check_model_exists(model: str) -> None:
     """The most common mistake, found before torch is imported."""
-    if model.endswith((".py", ".pt", ".safetensors")) and not Path(model).is_file():
+    if model.endswith((".py", ".pt", ".safetensors")) and not os.path.isfile(model):  # noqa: PTH113  Path.is_file raises for a name that is too long
         raise UsageError(f"no such model file: {model}")

@@ -180,6 +180,12 @@ def test_arguments(kind: str, profile: Profile) -> None:
     assert not Path("runs/m/profile.json").exists()
 
 
+def test_a_name_longer_than_a_file_may_have(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["profile", "a" * 5000 + ".py"])
+    assert caught.value.code == 2 and "no such model file" in capsys.readouterr().err
+
+
 def test_classes_that_a_file_brings_in_are_named(profile: Profile) -> None:
     assert "(Linear, Conv2d)" in line(profile("from torch.nn import Linear, Conv2d\n", "--class-name", "X"))
 
@@ -189,6 +195,7 @@ def test_classes_that_a_file_brings_in_are_named(profile: Profile) -> None:
     [
         ("", "no model is given"),
         ("m.py:Net", "m.py --class-name Net"),
+        ("a" * 5000, "no such file"),
         ("./nodir", "no such file or folder"),
         ("nodir/", "no such"),
         ("/nodir/x", "no such file or folder"),

@@ -176,9 +176,9 @@ def lay_over(model: nn.Module, checkpoint: str) -> None:
 
 def _materialize(own: dict[str, Tensor], state: dict[str, Tensor]) -> None:
     """Give lazy layers' tensors the sizes that they have in the file."""
-    from torch.nn.parameter import UninitializedTensorMixin
+    from torch.nn.parameter import is_lazy
 
-    lazy = {name: t for name, t in own.items() if isinstance(t, UninitializedTensorMixin)}
+    lazy: dict[str, Any] = {name: t for name, t in own.items() if is_lazy(t)}
     absent = [name for name in lazy if name not in state]
     if absent:
         raise UsageError(f"the checkpoint does not fit the model: {_list('missing', absent)}")

@@ -27,6 +27,7 @@ _FORMS = (
     "use a .py file with build() and example_inputs(model), package.module:callable, "
     "a Hugging Face folder, hf:ORG/NAME or timm:NAME"
 )
+_LONGEST_NAME = 255  # bytes, of one part of a path: asking about a longer one raises
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -49,6 +50,8 @@ def find(model: str) -> Source:
     here = Path.cwd()
     if not model.strip():
         raise UsageError(f"no model is given: {_FORMS}")
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in model.split("/")):
+        raise UsageError(f"{model[:40]}...: no such file; {_FORMS}")
     prefix, colon, name = model.partition(":")
     prefix = prefix.lower() if colon else prefix
     if colon and prefix in ("hf", "timm"):
