@@ -31,13 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ModelArg = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="models/gpt2.py, package.module:callable, hf:ORG/NAME, a Hugging Face folder, or timm:NAME",
-    ),
-]
+MODEL_FORMS = "models/gpt2.py, package.module:callable, hf:ORG/NAME, a Hugging Face folder, or timm:NAME"
+ModelArg = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_FORMS)]
 Run = Annotated[Path | None, typer.Option("--run", "--run-dir", metavar="DIR", help="Run folder.")]
 Device = Annotated[
     str | None, typer.Option("--device", metavar="cpu|cuda|cuda:N", help="Default: cuda if there is one.")
@@ -100,14 +95,15 @@ def profile(
     from autokernel.report.terminal import console
     from autokernel.session import Session
 
+    _check_writable(json_out)
     spec = _spec(model, device, class_name, input_shape, dtype, checkpoint)
-    with Session.start(spec, run, fresh=fresh, out=console(stderr=True)) as session:
+    with _stdout_kept(), Session.start(spec, run, fresh=fresh, out=console(stderr=True)) as session:
         result = session.profile()
-        if not _emit({**result.to_json(), "run": str(session.path)}, as_json, json_out):
-            from autokernel.report.ranking import print_profile
+    if not _emit({**result.to_json(), "run": str(session.path)}, as_json, json_out):
+        from autokernel.report.ranking import print_profile
 
-            print_profile(result, console(), top)
-        _last_line(session.path, as_json)
+        print_profile(result, console(), top)
+    _last_line(session.path, as_json)
 
 
 @app.command()
@@ -128,24 +124,33 @@ def extract(
     from autokernel.report.terminal import console
     from autokernel.session import Session
 
+    _check_writable(json_out)
     spec = _spec(model, device, class_name, input_shape, dtype, checkpoint)
-    with Session.start(spec, run, fresh=fresh, out=console(stderr=True)) as session:
+    with _stdout_kept(), Session.start(spec, run, fresh=fresh, out=console(stderr=True)) as session:
         tasks = session.tasks(top)
-        data = {
-            "run": str(session.path),
-            "tasks": [{**json.loads((t.dir / "task.json").read_text()), "dir": str(t.dir)} for t in tasks],
-        }
-        if not _emit(data, as_json, json_out):
-            from autokernel.report.ranking import print_tasks
+    if not tasks:
+        from autokernel.errors import UsageError
 
-            print_tasks(tasks, console())
-        _last_line(session.path, as_json)
+        raise UsageError(
+            f"{model}: there is nothing to extract: none of its operations form a region for a kernel "
+            "(autokernel profile shows what there is)"
+        )
+    data = {
+        "run": str(session.path),
+        "tasks": [{**json.loads((t.dir / "task.json").read_text()), "dir": str(t.dir)} for t in tasks],
+    }
+    if not _emit(data, as_json, json_out):
+        from autokernel.report.ranking import print_tasks
+
+        print_tasks(tasks, console())
+    _last_line(session.path, as_json)
 
 
 @app.command()
 def optimize(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL|KERNEL", help="A model, or one kernel file with --ref.")
+        str,
+        typer.Argument(metavar="MODEL|KERNEL", help=f"{MODEL_FORMS}; or one kernel file with --ref"),
     ],
     run: Run = None,
     device: Device = None,
@@ -203,6 +208,7 @@ def optimize(
     from autokernel.report.terminal import console, print_summary
     from autokernel.session import default_run
 
+    _check_writable(json_out)
     options = Options(
         top=top,
         budget_s=parse_budget(budget) if budget else None,
@@ -222,7 +228,8 @@ def optimize(
         from autokernel.dry_run import dry_run as preview
 
         spec = None if ref else _spec(model, device, class_name, input_shape, dtype, checkpoint)
-        path, shown = preview(model, ref, spec, device or _default_device(), run, options, progress)
+        with _stdout_kept():
+            path, shown = preview(model, ref, spec, device or _default_device(), run, options, progress)
         if not _emit({"run": str(path), **shown.to_json()}, as_json, json_out):
             print(shown.text())
         _last_line(path, as_json)
@@ -230,10 +237,12 @@ def optimize(
     try:
         if ref is not None:
             where = device or _default_device()
-            path, summary = optimize_kernel(Path(model), ref, where, run, options, progress)
+            with _stdout_kept():
+                path, summary = optimize_kernel(Path(model), ref, where, run, options, progress)
         else:
             spec = _spec(model, device, class_name, input_shape, dtype, checkpoint)
-            path, summary = optimize(spec, run, options, progress)
+            with _stdout_kept():
+                path, summary = optimize(spec, run, options, progress)
     except (Stopped, KeyboardInterrupt) as stopped:
         path = stopped.run if isinstance(stopped, Stopped) else run or default_run(model)
         print(f"Stopped. Everything measured is in {path}; to go on:", file=sys.stderr)
@@ -335,13 +344,31 @@ def _spec(
 ) -> SourceSpec:
     from autokernel.capture.source import SourceSpec
 
-    if model.endswith(".py") and not Path(model).is_file():
+    if model.endswith(".py") and not os.path.isfile(model):  # noqa: PTH113  Path.is_file raises for a name that is too long
         from autokernel.errors import UsageError
 
         raise UsageError(f"no such model file: {model}")  # before torch is asked for the default device
     return SourceSpec(
-        model, class_name, tuple(input_shape or ()), dtype, checkpoint, device or _default_device()
+        model,
+        class_name,
+        tuple(input_shape or ()),
+        dtype,
+        checkpoint,
+        _default_device() if device is None else device,
     )
+
+
+def _stdout_kept() -> contextlib.AbstractContextManager[Any]:
+    """While the model's own code runs: what it prints goes to stderr, since stdout is for results."""
+    return contextlib.redirect_stdout(sys.stderr)
+
+
+def _check_writable(json_out: Path | None) -> None:
+    """Before the work, whose result would be lost otherwise."""
+    if json_out is not None and (json_out.is_dir() or not json_out.parent.is_dir()):
+        from autokernel.errors import UsageError
+
+        raise UsageError(f"can't write {json_out}: give --json-out a file in a folder that exists")
 
 
 def _emit(data: dict[str, Any], as_json: bool, json_out: Path | None) -> bool:

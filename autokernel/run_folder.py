@@ -30,13 +30,13 @@ def now() -> str:
 
 
 def run_stem(model: str) -> str:
-    """The default run name of a model source: ``models/gpt2.py`` -> ``gpt2``, ``hf:ORG/Name`` -> ``Name``."""
+    """The default run name of a model source: ``models/gpt2.py`` -> ``gpt2``, ``hf:ORG/Name`` -> ``name``."""
     text = model.rstrip("/")
     if text.endswith((".py", ".pt", ".safetensors")):
         stem = Path(text).stem
     else:
         stem = re.split(r"[/:]", text)[-1]
-    return re.sub(r"[^\w.\-]+", "_", stem).strip(".") or "run"
+    return re.sub(r"[^\w.\-]+", "_", stem).strip(".").lower() or "run"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,17 +104,13 @@ class Session:
 
     def graphs(self) -> Capture:
         if self._graphs is None:
-            from autokernel.capture.graph import capture
+            from autokernel.capture.graph import capture, nothing_found
+            from autokernel.capture.source import compiling
 
-            with working("Capturing the graph …", self.out):
+            with working("Capturing the graph …", self.out), compiling(self.loaded):
                 self._graphs = capture(self.loaded.model, self.loaded.args, self.loaded.kwargs)
             if not self._graphs:
-                raise UsageError(
-                    " ".join(
-                        [f"{self.loaded.spec.model}: Dynamo found no graph in this model"]
-                        + [f"- {one}" for one in self._graphs.breaks]
-                    )
-                )
+                raise UsageError(f"{self.loaded.spec.model}: {nothing_found(self._graphs)}")
         return self._graphs
 
     def profile(self) -> Profile:
@@ -180,5 +177,5 @@ class Session:
 
 def _check_model_exists(model: str) -> None:
     """The most common mistake, found before torch is imported."""
-    if model.endswith((".py", ".pt", ".safetensors")) and not Path(model).is_file():
+    if model.endswith((".py", ".pt", ".safetensors")) and not os.path.isfile(model):  # noqa: PTH113  Path.is_file raises for a name that is too long
         raise UsageError(f"no such model file: {model}")

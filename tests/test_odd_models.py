@@ -949,6 +949,37 @@ def test_hooks_registered_after_the_first_call(where: str, put: Put) -> None:
         pair.same(*pair.args)
 
 
+def test_hooks_on_convolutions_and_their_layout(put: Put) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 8, 3),
+        nn.SiLU(inplace=True),
+    ).eval()
+    model[0].register_forward_hook(lambda m, args, out: out * 2.0)
+    model[3].register_forward_pre_hook(lambda m, args: (args[0] - 1.0,))
+    pair = put(model, torch.randn(2, 3, 9, 9).to(memory_format=torch.channels_last), kernel=packed)
+    works(pair)
+    with torch.no_grad():
+        pair.same(torch.randn(2, 3, 9, 9))
+        pair.both(lambda m: m.to(memory_format=torch.channels_last))
+        pair.same(*pair.args)
+        pair.same(torch.randn(2, 3, 9, 9))
+
+
+def test_lazy_layers(put: Put) -> None:
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(16), nn.GELU(), nn.LazyLinear(8)).eval()
+
+    model = lazy()
+    model(torch.randn(1, 16))
+    pair = put(model, torch.randn(4, 16), kernel=packed)
+    works(pair)
+    with pytest.raises(UsageError, match="call it once, then load"):
+        autokernel.load(pair.run)(lazy())
+
+
 def test_a_scripted_model_is_refused(put: Put) -> None:
     pair = put(Net().eval(), torch.randn(4, 16))
     for scripted in (torch.jit.script(Net().eval()), torch.jit.trace(Net().eval(), torch.randn(4, 16))):
@@ -1189,6 +1220,54 @@ def test_changed_weights(how: str, put: Put) -> None:
         pair.same(given)
         assert unload(pair.model)._compiled_call_impl is None
         alike(pair.model(given), pair.plain(given))
+
+
+CHAINS = [
+    ("bfloat16", "load_state_dict, assigned", "in place"),
+    ("parameter replaced", "in place", "load_state_dict, assigned"),
+    ("load_state_dict, assigned", "data", "in place"),
+    ("float64", "load_state_dict", "module replaced", "in place"),
+]
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=">".join)
+def test_weights_changed_in_one_way_after_another(chain: tuple[str, ...], put: Put) -> None:
+    x = torch.randn(4, 16)
+    pair = put(Net().eval(), x, kernel=packed)
+    works(pair)
+    with torch.no_grad():
+        for how in chain:
+            pair.both(CHANGES[how])
+            if how == "module replaced":
+                pair.both(nn.Module.float)
+            given = x.to(next(pair.plain.parameters()).dtype)
+            pair.same(given)
+            pair.same(given)
+
+
+@pytest.mark.parametrize("how", ["fused", "foreach", "neither"])
+def test_weights_changed_by_an_optimizer(how: str, put: Put) -> None:
+    """A fused step moves neither addresses nor version counters."""
+    pair = put(Net().eval(), torch.randn(4, 16), kernel=packed)
+    works(pair)
+    flags = {"fused": how == "fused", "foreach": how == "foreach"}
+    optimizers = {m: torch.optim.SGD(m.parameters(), 0.1, **flags) for m in (pair.model, pair.plain)}
+    for _ in range(2):
+        for model, optimizer in optimizers.items():
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+        with torch.no_grad():
+            pair.same(*pair.args)
+
+
+def test_other_weights_for_one_call(put: Put) -> None:
+    pair = put(Net().eval(), torch.randn(4, 16), kernel=packed)
+    works(pair)
+    with torch.no_grad():
+        state = new_state(pair.plain)
+        alike(*(torch.func.functional_call(m, state, pair.args) for m in (pair.model, pair.plain)))
+        pair.same(*pair.args)
 
 
 def test_data_set_twice_between_calls(put: Put) -> None:

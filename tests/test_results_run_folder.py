@@ -111,7 +111,7 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
     [
         ("models/gpt2.py", "gpt2"),
         ("pkg.mod:make", "make"),
-        ("hf:org/Some-Name", "Some-Name"),
+        ("hf:org/Some-Name", "some-name"),
         ("/data/llama/", "llama"),
         ("a b.py", "a_b"),
         ("..", "run"),

@@ -507,8 +507,8 @@ def test_no_inputs(tmp_path: Path) -> None:
         ("def build(:\n", ("SyntaxError", "m.py line 1")),
         ("import no_such_module_xyz\n", ("ModuleNotFoundError", "no_such_module_xyz", "m.py line 1")),
         ("def build():\n    return 1/0\n", ("build() failed", "ZeroDivisionError", "m.py line 2")),
-        ("import sys\ndef build():\n    sys.exit('bye')\n", ("build() failed", "SystemExit", "bye")),
-        ("def build():\n    return 5\n", ("returned a int, not an nn.Module",)),
+        ("import sys\ndef build():\n    sys.exit('bye')\n", ("build() failed", "sys.exit", "bye")),
+        ("def build():\n    return 5\n", ("returned an int, not an nn.Module",)),
         ("def build(n):\n    return n\n", ("needs arguments (n)",)),
     ],
 )

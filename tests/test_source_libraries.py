@@ -308,7 +308,7 @@ def test_weights_that_are_not_used_are_named(bert: Path, capsys: pytest.CaptureF
 
 def test_a_forward_that_raises(bert: Path) -> None:
     loaded = load(SourceSpec(str(bert), input_shapes=("1,500",)))
-    with pytest.raises(UsageError, match=r"fails on its example inputs: \w+Error: .*\(modeling_bert.py line"):
+    with pytest.raises(UsageError, match=r"fails on --input-shape: \w+Error: .*\(modeling_bert.py line"):
         try_forward(loaded)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -126,3 +127,18 @@ def test_a_variant_that_hangs_is_started_once_more(tmp_path: Path, monkeypatch: 
         "good": 1, "hung once": 2, "hangs": 2, "crashes": 1, "eager": 1,
     }  # fmt: skip
     assert [n for n, arm in found.items() if arm.fault is None] == ["good", "hung once"]
+
+
+def test_a_model_of_which_there_is_no_copy_is_compared_with_eager() -> None:
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.lock = nn.Linear(4, 4), threading.Lock()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x)
+
+    loaded: Any = SimpleNamespace(model=Held(), fresh_inputs=lambda seed: ((torch.ones(2, 4),), {}))
+    found = WholeModelOracle(loaded).answer(0)
+    assert "the model can't be copied" in found.flagged and "compared with eager" in found.flagged
+    assert agree([found], [found.eager]).ok

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import struct
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ._messages import one_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,13 +45,13 @@ def files(path: Path, label: str) -> list[Path]:
     if path.suffix != ".json":
         return [path]
     try:
-        names = json.loads(path.read_bytes())["weight_map"].values()
-        shards = [path.parent / name for name in dict.fromkeys(names)]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        names = list(dict.fromkeys(json.loads(path.read_bytes())["weight_map"].values()))
+        shards = [path.parent / name for name in names]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{label}: {path.name} is not an index of weights (JSON with a weight_map)"
         ) from error
-    absent = [shard.name for shard in shards if not shard.is_file()]
+    absent = [name for name, shard in zip(names, shards, strict=True) if not shard.is_file()]
     if absent:
         raise UsageError(f"{label}: {path.name} names files that are not there: {_list('absent', absent)}")
     return shards
@@ -71,22 +74,52 @@ def _read_file(path: Path, label: str) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    _check_beginning(path, label)
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
         except (SafetensorError, OSError) as error:
             raise UsageError(f"{label} is damaged or cut off, not a safetensors file: {error}") from error
     try:
-        value = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # of protocols and archives: what matters is said here
+            warnings.simplefilter("ignore")
+            value = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UsageError(
             f"{label} is not a file of plain weights, and loading it could run code in it: "
             "save model.state_dict() with torch.save or safetensors"
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"{label} can't be read as weights: {reason}") from error
+    except _UNREADABLE as error:
+        if "TorchScript" in str(error):
+            raise UsageError(
+                f"{label} is a scripted model, not weights: save its state_dict() with torch.save"
+            ) from error
+        raise UsageError(f"{label} is damaged or cut off: {one_line(error)[:200]}") from error
     return _unwrap(label, value)
+
+
+# What torch.load has been seen to raise on files that are cut off or of another kind.
+_UNREADABLE = (
+    OSError, RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError, AssertionError,
+    MemoryError, OverflowError, RecursionError, struct.error,
+)  # fmt: skip
+
+
+def _check_beginning(path: Path, label: str) -> None:
+    """Raises `UsageError` for what can't be weights by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError as error:
+        raise UsageError(f"{label} can't be read: {error.strerror}") from error
+    if not head:
+        raise UsageError(f"{label} is an empty file, not weights")
+    if head.startswith(b"version https://git-lfs"):
+        raise UsageError(f"{label} is a pointer of Git LFS, not the weights: run `git lfs pull` beside it")
+    if path.suffix != ".safetensors" and not head.startswith((b"PK", b"\x80")):
+        raise UsageError(
+            f"{label} is not a file of weights: give a .safetensors, what torch.save writes, or their index"
+        )
 
 
 def _unwrap(label: str, value: Any) -> dict[str, Tensor]:
@@ -124,12 +157,13 @@ def lay_over(model: nn.Module, checkpoint: str) -> None:
     own = model.state_dict(keep_vars=True)
     own = {name: tensor for name, tensor in own.items() if isinstance(tensor, torch.Tensor)}
     state = _strip(read(path), own)
+    _materialize(own, state)
     present = {_memory(own[name]) for name in state if name in own}
     missing = [n for n, t in own.items() if n not in state and (t.numel() == 0 or _memory(t) not in present)]
     unexpected = [name for name in state if name not in own]
     misshaped = [n for n in own if n in state and own[n].shape != state[n].shape]
     shapes = [(name, tuple(state[name].shape), tuple(own[name].shape)) for name in misshaped]
-    faults = mismatch(missing, unexpected, shapes)
+    faults = "; ".join(filter(None, [mismatch(missing, unexpected, shapes), _unusable(state, own)]))
     if faults:
         raise UsageError(
             f"--checkpoint {path} does not fit the model: {faults} "
@@ -138,6 +172,40 @@ def lay_over(model: nn.Module, checkpoint: str) -> None:
     with torch.no_grad():
         for name, tensor in state.items():
             own[name].copy_(tensor)
+
+
+def _materialize(own: dict[str, Tensor], state: dict[str, Tensor]) -> None:
+    """Give lazy layers' tensors the sizes that they have in the file."""
+    from torch.nn.parameter import is_lazy
+
+    lazy: dict[str, Any] = {name: t for name, t in own.items() if is_lazy(t)}
+    absent = [name for name in lazy if name not in state]
+    if absent:
+        raise UsageError(f"the checkpoint does not fit the model: {_list('missing', absent)}")
+    for name, tensor in lazy.items():
+        tensor.materialize(state[name].shape)
+
+
+def _unusable(state: dict[str, Tensor], own: dict[str, Tensor]) -> str:
+    """Tensors of the file that can't be copied into the model's: no dense ones, or of complex numbers."""
+    import torch
+
+    kinds: dict[str, list[str]] = {
+        "without data": [],
+        "quantized": [],
+        "sparse": [],
+        "of complex numbers": [],
+    }
+    for name, tensor in state.items():
+        if tensor.is_meta:
+            kinds["without data"].append(name)
+        elif tensor.is_quantized:
+            kinds["quantized"].append(name)
+        elif tensor.layout != torch.strided:
+            kinds["sparse"].append(name)
+        elif tensor.is_complex() and name in own and not own[name].is_complex():
+            kinds["of complex numbers"].append(name)
+    return "; ".join(_list(kind, names) for kind, names in kinds.items() if names)
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from . import _checkpoint, _huggingface_inputs
+from . import _checkpoint, _hub, _huggingface_inputs
 from ._inputs import Shape
 from ._messages import Source, close_to, library, one_line, user_code
 from ._modules import Built
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import torch
 
 CONFIG = "config.json"
-_OFFLINE = " (no network, or HF_HUB_OFFLINE is set)"
 _CODE_KEYS = ("attn_implementation", "_attn_implementation", "experts_implementation")
 
 
@@ -43,8 +42,10 @@ def build(
     A folder without weights gets random ones, under torch's seed.  ``offline``: take from the cache and don't
     ask the Hub; ``silent``: say nothing on stderr.  Raises `UsageError` for whatever is wrong.
     """
-    transformers = library(source)
     label = source.label
+    if source.path is not None:
+        _check_folder(source.path, label)  # a wrong folder needs no library
+    transformers = library(source)
     folder = source.path or _from_hub(source, offline)
     raw = _read_config(folder, label)
     with _quiet(transformers), user_code(f"{label}: {CONFIG} can't be used", source):
@@ -81,7 +82,7 @@ def _from_hub(source: Source, offline: bool) -> Path:
 
     name, label = source.attribute or "", source.label
     revision: str | None = None
-    unreachable = False
+    unreachable = offline or not _hub.reachable()
 
     def get(file: str) -> Path | None:
         nonlocal unreachable
@@ -89,8 +90,7 @@ def _from_hub(source: Source, offline: bool) -> Path:
         if cached is not None:
             return Path(cached) if isinstance(cached, str) else None  # else it is known not to exist
         try:
-            local = offline or unreachable
-            return Path(hf_hub_download(name, file, revision=revision, local_files_only=local))
+            return Path(hf_hub_download(name, file, revision=revision, local_files_only=unreachable))
         except errors.LocalEntryNotFoundError:
             unreachable = True
             return None
@@ -101,7 +101,7 @@ def _from_hub(source: Source, offline: bool) -> Path:
         config = get(CONFIG)
         if config is None:
             why = "is not in the cache, and the Hub can't be asked" if unreachable else f"has no {CONFIG}"
-            raise UsageError(f"{label} {why}{_OFFLINE if unreachable else ''}")
+            raise UsageError(f"{label} {why}{_hub.UNREACHABLE if unreachable else ''}")
         folder = config.parent
         revision = folder.name  # a commit: all files are of the same state
         for file in _checkpoint.NAMES:
@@ -116,7 +116,9 @@ def _from_hub(source: Source, offline: bool) -> Path:
                         get(shard)
                 return folder
     if unreachable:
-        raise UsageError(f"{label}: its weights are not in the cache, and the Hub can't be asked{_OFFLINE}")
+        raise UsageError(
+            f"{label}: its weights are not in the cache, and the Hub can't be asked{_hub.UNREACHABLE}"
+        )
     raise UsageError(f"{label} has no weights in {' or '.join(_checkpoint.NAMES)}")
 
 
@@ -136,23 +138,29 @@ def _hub_errors(label: str) -> Iterator[None]:
         raise UsageError(f"{label} can't be had from the Hub: {one_line(error)}") from error
 
 
-def _read_config(folder: Path, label: str) -> dict[str, Any]:
-    """What config.json holds, after looking at what would make transformers fail or fetch code."""
-    from transformers import CONFIG_MAPPING  # pyright: ignore[reportMissingImports]
-
-    path = folder / CONFIG
-    if not path.is_file():
+def _check_folder(folder: Path, label: str) -> None:
+    if not (folder / CONFIG).is_file():
         files = sorted(p.name for p in folder.glob("*.py"))
         hint = f"; for a model file say {folder.name}/{files[0]}" if files else ""
         raise UsageError(
             f"{label} is a folder without {CONFIG}: a Hugging Face folder has that and the weights{hint}"
         )
+
+
+def _read_config(folder: Path, label: str) -> dict[str, Any]:
+    """What config.json holds, after looking at what would make transformers fail or fetch code."""
+    from transformers import CONFIG_MAPPING  # pyright: ignore[reportMissingImports]
+
+    _check_folder(folder, label)
     try:
-        raw = json.loads(path.read_bytes())
-    except ValueError as error:
+        raw = json.loads((folder / CONFIG).read_bytes())
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{label}: {CONFIG} is not JSON: {one_line(error)}") from error
     if not isinstance(raw, dict):
         raise UsageError(f"{label}: {CONFIG} holds a {type(raw).__name__}, not an object")
+    named = raw.get("architectures")
+    if named is not None and not (isinstance(named, list) and all(isinstance(n, str) for n in named)):
+        raise UsageError(f"{label}: {CONFIG} has architectures {named!r}, which is not a list of class names")
     kind = raw.get("model_type")
     if not isinstance(kind, str):
         hint = f": for a model of timm say timm:{raw['architecture']}" if "architecture" in raw else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
 
 _INT_TYPES = ("int64", "int32", "bool")
 _FLOAT_TYPES = ("float32", "float16", "bfloat16", "float64")
+_ALIASES = {
+    "fp32": "float32", "float": "float32",
+    "fp16": "float16", "half": "float16",
+    "bf16": "bfloat16",
+    "fp64": "float64", "double": "float64",
+    "int": "int32", "long": "int64",
+}  # fmt: skip
+_MOST = 2**60  # elements; sizes in bytes have to fit 64 bits
 _WHOLE = re.compile(r"(^|_)(ids?|idx|index|indices|tokens?|labels)$")
 _TRIES = 32
 
@@ -38,16 +47,26 @@ def parse_shape(text: str) -> Shape:
     parts = [part.strip() for part in parts]
     if parts and parts[-1] == "" and len(parts) > 1:
         parts.pop()  # a tuple's trailing comma
-    if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
+    if not all(part.isascii() and part.isdecimal() and part.strip("0") for part in parts):
         raise UsageError(
             f"--input-shape {text!r} is not a shape: give whole numbers above 0, for instance 1,512 "
             "(and 1,512:int64 to say the type; repeat the flag for more inputs)"
         )
-    if colon and dtype not in _INT_TYPES + _FLOAT_TYPES:
+    if any(len(part) > 18 for part in parts) or math.prod(map(int, parts)) > _MOST:
+        short = text if len(text) < 60 else f"{text[:50]}..."
+        raise UsageError(f"--input-shape {short!r} is more than fits any memory: give smaller sizes")
+    known = dtype_name(dtype)
+    if colon and known not in _INT_TYPES + _FLOAT_TYPES:
         raise UsageError(
             f"--input-shape {text!r}: unknown type {dtype!r}, use {', '.join(_INT_TYPES + _FLOAT_TYPES)}"
         )
-    return Shape(tuple(int(part) for part in parts), dtype or None, text)
+    return Shape(tuple(int(part) for part in parts), known, text)
+
+
+def dtype_name(text: str) -> str | None:
+    """``fp16``, ``half``, ``torch.float16`` -> ``float16``; a name that is none of these as it is."""
+    name = text.strip().lower().removeprefix("torch.")
+    return _ALIASES.get(name, name) or None
 
 
 def inputs_from_shapes(

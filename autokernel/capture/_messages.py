@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib
 import re
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,34 +61,55 @@ def close_to(name: str, names: Iterable[str]) -> str:
     return f": did you mean {' or '.join([', '.join(close[:-1]), close[-1]] if close[1:] else close)}?"
 
 
+_SMALLER = "lower the sizes with --input-shape, choose a smaller --dtype, or another --device"
+
+
 @contextlib.contextmanager
-def user_code(what: str, source: Source) -> Iterator[None]:
-    """Turn anything that the user's own code raises into a `UsageError`: ``what``, message and place."""
+def user_code(what: str, source: Source, smaller: str = _SMALLER, *, traced: bool = False) -> Iterator[None]:
+    """Turn anything that the user's own code raises into a `UsageError`: ``what``, message and place.
+
+    ``smaller`` says what to do when memory runs out.  ``traced``: autokernel's own code runs in between, and
+    what that raises is left as it is.
+    """
     try:
         yield
-    except UsageError:
+    except (UsageError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # their code may raise anything
+    except BaseException as error:  # their code may raise anything, and leave with sys.exit()
+        if traced and _our_own(error):
+            raise
+        place = _place(error, source)
         memory = out_of_memory(error)
         if memory is not None:
-            raise UsageError(
-                f"{what}: out of memory{memory}: lower the sizes with --input-shape, "
-                f"choose a smaller --dtype, or another --device{_place(error, source)}"
-            ) from error
+            raise UsageError(f"{what}: out of memory{memory}: {smaller}{place}") from error
+        if isinstance(error, SystemExit):
+            code = "" if error.code is None else repr(error.code)
+            raise UsageError(f"{what}: it calls sys.exit({code[:200]}), take that out{place}") from error
         raise UsageError(
-            f"{what}: {type(error).__name__}: {one_line(error)}{_place(error, source)}{_other_dtype(error)}"
+            f"{what}: {type(error).__name__}: {one_line(error)}{place}{_what_to_do(error)}"
         ) from error
+
+
+def _our_own(error: BaseException) -> bool:
+    """Whether autokernel raised it, or a compiler's backend did, which is autokernel as well."""
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    file = Path(frame.tb_frame.f_code.co_filename) if frame is not None else Path()
+    return isinstance(error, BackendCompilerFailed) or file.is_relative_to(Path(__file__).parents[1])
 
 
 def out_of_memory(error: BaseException) -> str | None:
     """`` (what it asked for, what was free)`` as far as the error says so; None for any other error."""
     import torch
 
-    text = str(error)
-    host = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in text
+    text = text_of(error)
+    host = isinstance(error, RuntimeError) and re.search("DefaultCPUAllocator|Storage size calculation", text)
     if not host and not isinstance(error, torch.OutOfMemoryError | MemoryError):
         return None
-    asked = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", text)
+    asked = re.search(r"(?:[Tt]ried|Unable) to allocate ([\d.]+ \w+)", text)
     free = re.search(r"of which ([\d.]+ \w+) is free", text)
     if asked is None:
         return ""
@@ -97,17 +119,34 @@ def out_of_memory(error: BaseException) -> str | None:
     return f" ({need} more were needed{f', {free[1]} are free' if free else ''})"
 
 
-def _other_dtype(error: BaseException) -> str:
-    """What to do when the device has no kernel for the number type."""
-    found = re.search(r"not implemented for '(Half|BFloat16)'", str(error))
-    if found is None:
-        return ""
-    name = {"Half": "float16", "BFloat16": "bfloat16"}[found[1]]
-    return f"; this device has no such operation in {name}: try --dtype float32"
+def _what_to_do(error: BaseException) -> str:
+    """What to do when the device has no kernel for the number type, and about a few other messages."""
+    text = text_of(error)
+    found = re.search(
+        r"(?:not implemented for '|[Uu]nsupported dtype |dtypes not supported. Got )(Half|BFloat16)", text
+    )
+    if found is not None:
+        name = {"Half": "float16", "BFloat16": "bfloat16"}[found[1]]
+        return f"; this device has no such operation in {name}: try --dtype float32"
+    if "the same dtype" in text and re.search("Half|BFloat16", text):
+        return "; --dtype changes weights and inputs, not tensors that the code makes with their own type"
+    if isinstance(error, ImportError) and "relative import" in text:
+        return "; a file in a package is given as package.module:callable"
+    return ""
+
+
+def text_of(error: BaseException) -> str:
+    """The error's own words, without the stack of torch's C++ code that some of torch's have behind them."""
+    if isinstance(error, SyntaxError) and error.msg and error.filename:
+        return error.msg  # str() repeats the place
+    shown = "".join(traceback.format_exception_only(error))  # unlike str(), never fails
+    text = shown.partition(": ")[2]
+    return re.split(r"\s+Exception raised from |\s+C\+\+ CapturedTraceback", text, maxsplit=1)[0]
 
 
 def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:400] or "no message"
+    text = " ".join(text_of(error).split())
+    return "".join(c for c in text if c.isprintable())[:400] or "no message"
 
 
 def _place(error: BaseException, source: Source) -> str:

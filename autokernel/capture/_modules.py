@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ _FORMS = (
     "use a .py file with build() and example_inputs(model), package.module:callable, "
     "a Hugging Face folder, hf:ORG/NAME or timm:NAME"
 )
+_LONGEST_NAME = 255  # bytes, of one part of a path: asking about a longer one raises
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -46,7 +48,12 @@ class Built:
 def find(model: str) -> Source:
     """Which kind of source ``model`` is.  Raises `UsageError` when it is none, or not there."""
     here = Path.cwd()
+    if not model.strip():
+        raise UsageError(f"no model is given: {_FORMS}")
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in model.split("/")):
+        raise UsageError(f"{model[:40]}...: no such file; {_FORMS}")
     prefix, colon, name = model.partition(":")
+    prefix = prefix.lower() if colon else prefix
     if colon and prefix in ("hf", "timm"):
         if not name.strip("/"):
             raise UsageError(f"{model} names no model: say for instance hf:ORG/NAME or timm:resnet18")
@@ -72,13 +79,20 @@ def find(model: str) -> Source:
         path = path.resolve()
         return Source(model, path.stem, path.parent, path=path)
     module, colon, attribute = model.partition(":")
+    if colon and module.endswith(".py"):
+        raise UsageError(
+            f"{model}: a class in a file is given as {module} --class-name {attribute or 'NAME'}"
+        )
     names = [*module.split("."), *attribute.split(".")] if colon else [""]
     if all(name.isidentifier() for name in names):
         return Source(model, attribute.split(".")[-1], Path.cwd(), module=module, attribute=attribute)
     if not colon and all(name.isidentifier() for name in module.split(".")):
         raise UsageError(f"{model}: no such file; {_FORMS}")
-    if not colon and re.fullmatch(r"[\w.-]+/[\w.-]+", model):
-        raise UsageError(f"{model}: no such folder; a model of the Hugging Face Hub is hf:{model}")
+    hub = re.fullmatch(r"(?:https?://(?:huggingface\.co|hf\.co)/)?(\w[\w.-]*/\w[\w.-]*)/?", model)
+    if hub is not None:
+        raise UsageError(f"{model}: no such folder; a model of the Hugging Face Hub is hf:{hub[1]}")
+    if not colon and "/" in model:
+        raise UsageError(f"{model}: no such file or folder; {_FORMS}")
     raise UsageError(f"{model!r} is not a model source: {_FORMS}")
 
 
@@ -121,12 +135,17 @@ def on_path(source: Source) -> Iterator[None]:
             for loaded in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
                 del sys.modules[loaded]
             del _helpers[name]
-    before = set(sys.modules)
+    before, here, arguments = set(sys.modules), Path.cwd(), sys.argv
     entry = str(folder)
     sys.path.insert(0, entry)
+    # A file that reads a command line sees an empty one, not autokernel's; one that goes to another folder
+    # comes back.
+    sys.argv = [str(source.path or source.module)]
     try:
         yield
     finally:
+        sys.argv = arguments
+        os.chdir(here)
         with contextlib.suppress(ValueError):
             sys.path.remove(entry)
         for name in set(sys.modules) - before:
@@ -179,8 +198,10 @@ def build(source: Source, class_name: str | None, shapes: Sequence[Any]) -> Buil
 
 def _builder(module: ModuleType, source: Source, class_name: str | None) -> tuple[Callable[[], Any], str]:
     """What to call to get the model, and its name for messages."""
+    if class_name and source.attribute:
+        raise UsageError(f"{source.label} says what to call: leave --class-name out")
     name = class_name or source.attribute
-    if name is None:
+    if not name:
         function = getattr(module, "build", None)
         if callable(function):
             return function, "build()"
@@ -190,9 +211,26 @@ def _builder(module: ModuleType, source: Source, class_name: str | None) -> tupl
         target = getattr(target, part, None)
     if target is None:
         raise UsageError(f"{source.label} has no {name!r}: {_what_to_do(module, source)}")
-    if not callable(target):
-        raise UsageError(f"{name!r} in {source.label} is a {type(target).__name__}, not a class or function")
+    if not callable(target) or _is_module(target):
+        raise UsageError(
+            f"{name!r} in {source.label} is {_a(target)}, not a class or function"
+            + (": write a build() that makes it" if _is_module(target) else "")
+        )
     return target, f"{name}()"
+
+
+def _is_module(value: Any) -> bool:
+    from torch import nn
+
+    return isinstance(value, nn.Module)
+
+
+def _a(value: Any) -> str:
+    """``a tuple``, ``an OrderedDict``, ``the class Net``."""
+    if inspect.isclass(value):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def _what_to_do(module: ModuleType, source: Source) -> str:
@@ -204,6 +242,8 @@ def _what_to_do(module: ModuleType, source: Source) -> str:
     functions = [k for k, v in own.items() if inspect.isfunction(v) and not k.startswith("_")]
     if source.attribute is not None:
         return f"it has {', '.join(classes + functions)}" if classes or functions else "it defines no model"
+    if not classes:  # a file that only brings them in from elsewhere
+        classes = [k for k, v in vars(module).items() if inspect.isclass(v) and issubclass(v, nn.Module)]
     if classes:
         listed = ", ".join(classes[-6:])
         return f"add build(), or pass --class-name with one of its modules ({listed})"
@@ -221,10 +261,16 @@ def _call(function: Callable[[], Any], name: str, source: Source) -> nn.Module:
             f"{name} in {source.label} needs arguments ({', '.join(required)}): "
             "add a build() to the file that calls it with them"
         )
-    with user_code(f"{source.label}: {name} failed", source):
+    smaller = "build a smaller model, or one of a smaller number type"
+    with user_code(f"{source.label}: {name} failed", source, smaller):
         model = function()
+    if inspect.iscoroutine(model):
+        model.close()  # nobody waits for it, and Python would say so
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{name} in {source.label} returned a {type(model).__name__}, not an nn.Module")
+        hint = ": call it" if inspect.isclass(model) and issubclass(model, nn.Module) else ""
+        if isinstance(model, dict) and all(hasattr(v, "dtype") for v in model.values()):
+            hint = ": return the model, and give weights with --checkpoint"
+        raise UsageError(f"{name} in {source.label} returned {_a(model)}, not an nn.Module{hint}")
     return model
 
 

@@ -5,12 +5,14 @@ What follows the point is timm's own name for a set of weights; without it nothi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from . import _hub
 from ._inputs import floating_dtype
 from ._messages import Source, close_to, library, user_code
 from ._modules import Built
@@ -36,13 +38,31 @@ def build(source: Source, class_name: str | None, shapes: Sequence[Any], *, sile
     if point and tag not in tags:
         have = f"use one of {', '.join(tags)}" if tags else "it has none"
         raise UsageError(f"{source.label}: timm has no weights {tag!r} for {architecture}: {have}")
-    with user_code(f"{source.label}: timm can't build it", source):
+    with user_code(f"{source.label}: timm can't build it", source), _fetching(source.label, tag):
         model = timm.create_model(name, pretrained=bool(tag))
     if not tag and not silent:
         other = f" ({source.label}.{tags[0]} has pretrained ones)" if tags else ""
         print(f"{source.label} has random weights{other}, so only speed means something", file=sys.stderr)
     contents = {"architecture": architecture, "weights": _fingerprint(model) if tag else None}
     return Built(model, None if shapes else _example, contents)
+
+
+@contextlib.contextmanager
+def _fetching(label: str, tag: str) -> Iterator[None]:
+    """Around building a model whose weights the Hub may be asked for."""
+    if not tag:
+        yield
+        return
+    from huggingface_hub import errors  # pyright: ignore[reportMissingImports]
+
+    try:
+        with _hub.offline_if_unreachable():
+            yield
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        raise UsageError(
+            f"{label}: its weights are not in the cache, and the Hub can't be asked{_hub.UNREACHABLE}: "
+            f"{label.removesuffix(f'.{tag}')} has random ones"
+        ) from error
 
 
 def _example(model: Any) -> Tensor:

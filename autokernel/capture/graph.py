@@ -193,6 +193,22 @@ def capture(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None
     return found
 
 
+def nothing_found(captured: Capture) -> str:
+    """Why there is nothing to optimize in a model without graphs."""
+    if torch._dynamo.config.disable:
+        return "Dynamo is switched off: unset TORCHDYNAMO_DISABLE, TORCH_COMPILE_DISABLE and Dynamo's disable"
+    known = [
+        str(one).replace("an unknown place: ", "").replace("`L['fn']`", "the model itself")
+        for one in captured.breaks
+        if one.reason != graph_breaks.UNKNOWN
+    ]
+    if not known:
+        return (
+            "there is nothing to optimize: the model runs no operation on tensors that Dynamo could capture"
+        )
+    return f"there is nothing to optimize: Dynamo captures none of it: {'; '.join(known)}"
+
+
 class _Inside:
     """Counts the runs of graphs, and times them once it is asked to."""
 
@@ -201,6 +217,10 @@ class _Inside:
         self.counting = True
 
     def timed(self, graph: Graph) -> Callable[..., Any]:
+        _ = (
+            graph.gm.code
+        )  # written out now: a graph that does it when called prints a trace if that call fails
+
         def run(*args: Any) -> Any:
             if self.counting:
                 graph.calls += 1

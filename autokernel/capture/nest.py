@@ -42,12 +42,12 @@ def filler(value: Any) -> Callable[[Sequence[Tensor]], Any]:
 
         return fill
     old = tensors_of(value)
-    modules = {id(m): m for m in _modules(value, set())}
+    kept = {id(m): m for m in _kept(value, set())}
 
     def copied(tensors: Sequence[Tensor]) -> Any:
-        # What is in the memo counts as copied: the tensors as the new ones, and modules as themselves.
+        # What is in the memo counts as copied: the tensors as the new ones, and what is kept as itself.
         memo: dict[int, Any] = {id(a): b for a, b in zip(old, tensors, strict=True)}
-        return copy.deepcopy(value, memo | modules)
+        return copy.deepcopy(value, memo | kept)
 
     return copied
 
@@ -97,13 +97,29 @@ def _walk(value: Any, seen: set[int]) -> Iterator[Tensor]:
         yield from _walk(child, seen)
 
 
-def _modules(value: Any, seen: set[int]) -> Iterator[nn.Module]:
+def _kept(value: Any, seen: set[int]) -> Iterator[Any]:
+    """What a call shares with all others: modules, and objects of which there can be no second one."""
     if isinstance(value, nn.Module):
         yield value
         return
     if isinstance(value, (Tensor, *_LEAVES)) or id(value) in seen:
         return
     seen.add(id(value))
-    children = list(vars(value).values()) if _holds(value) else []
-    for child in [*children, *_children(value)]:
-        yield from _modules(child, seen)
+    children = [*(vars(value).values() if _holds(value) else []), *_children(value)]
+    if type(value) not in _CONTAINERS and not _copyable(value) and not list(_walk(value, set())):
+        yield value
+        return
+    for child in children:
+        yield from _kept(child, seen)
+
+
+_CONTAINERS = (tuple, list, dict, set, frozenset)
+
+
+def _copyable(value: Any) -> bool:
+    """False for a lock, an open file, a generator and their like."""
+    try:
+        copy.deepcopy(value)
+    except TypeError:  # what pickle and copy say of them
+        return False
+    return True

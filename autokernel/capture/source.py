@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,7 +32,15 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..hardware import torch_device
 from . import _checkpoint, _modules
-from ._inputs import Shape, inputs_from_shapes, map_tensors, parse_shape, randomized_like, same_tensors
+from ._inputs import (
+    Shape,
+    dtype_name,
+    inputs_from_shapes,
+    map_tensors,
+    parse_shape,
+    randomized_like,
+    same_tensors,
+)
 from ._messages import Source, out_of_memory, user_code
 
 if TYPE_CHECKING:
@@ -39,12 +49,7 @@ if TYPE_CHECKING:
 
 BUILD_SEED = 0
 
-DTYPES: dict[str, str] = {
-    "float32": "float32", "fp32": "float32", "float": "float32",
-    "float16": "float16", "fp16": "float16", "half": "float16",
-    "bfloat16": "bfloat16", "bf16": "bfloat16",
-    "float64": "float64", "fp64": "float64", "double": "float64",
-}  # fmt: skip
+DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True)
@@ -125,13 +130,16 @@ def load(spec: SourceSpec, *, weights: Path | None = None) -> LoadedModel:
     source = _modules.find(spec.model)
     with _seeded(BUILD_SEED), _modules.on_path(source):
         built = _build(source, spec, shapes, dtype, again=weights is not None)
-        model = built.model
+        model = _uncompiled(built.model, source, say=weights is None)
         if spec.checkpoint is not None:
             _checkpoint.lay_over(model, spec.checkpoint)
-        if built.cast:
-            _cast(model, dtype)
-        _move(model, where, source)
-        model.eval()
+        # A class of the user's may have its own idea of casting, moving or even of comparing modules.
+        with user_code(f"{source.label}: the model can't be made ready on {where}", source, traced=True):
+            if built.cast:
+                _cast(model, dtype)
+            _move(model, where, source)
+            with contextlib.suppress(NotImplementedError):  # torch.export's graphs have their mode baked in
+                model.eval()
         if weights is not None:
             _checkpoint.lay_over(model, str(weights))
     identity = _identity(spec, source, built.contents)
@@ -166,6 +174,31 @@ def _build(
     return _modules.build(source, spec.class_name, shapes)
 
 
+def _uncompiled(model: nn.Module, source: Source, *, say: bool) -> nn.Module:
+    """The model itself, where it comes compiled: else its own compiler would be measured as eager.
+
+    Raises `UsageError` for a scripted one, of which no graph can be had.
+    """
+    import torch
+
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError(
+            f"{source.label}: the model is scripted or traced (torch.jit), and Dynamo can't look into it: "
+            "build the model that it was made from"
+        )
+    inner = getattr(model, "_orig_mod", None)
+    compiled = isinstance(inner, torch.nn.Module) or model._compiled_call_impl is not None
+    if isinstance(inner, torch.nn.Module):
+        model = inner
+    model._compiled_call_impl = None
+    if compiled and say:
+        print(
+            f"{source.label}: the model is compiled already; autokernel takes the model in it",
+            file=sys.stderr,
+        )
+    return model
+
+
 def try_forward(loaded: LoadedModel) -> Any:
     """Run the model once on its example inputs, without gradients, and return what it returns.
 
@@ -174,11 +207,20 @@ def try_forward(loaded: LoadedModel) -> Any:
     import torch
 
     source = loaded._source
-    with (
-        torch.no_grad(),
-        user_code(f"{source.label}: the model fails on its example inputs", source),
-    ):
-        return loaded()
+    what = "--input-shape" if loaded.spec.input_shapes else "its example inputs"
+    with torch.no_grad(), user_code(f"{source.label}: the model fails on {what}", source):
+        result = loaded()
+    if inspect.iscoroutine(result):
+        result.close()
+        raise UsageError(f"{source.label}: forward is async, and nobody waits for it: make it a plain def")
+    return result
+
+
+def compiling(loaded: LoadedModel) -> contextlib.AbstractContextManager[None]:
+    """Around what Dynamo does with a model that runs by itself: what fails in it becomes a `UsageError`."""
+    source = loaded._source
+    what = f"{source.label}: the model runs by itself, but not under torch.compile, which autokernel needs"
+    return user_code(what, source, traced=True)
 
 
 def _dtype(name: str | None) -> torch.dtype | None:
@@ -186,11 +228,10 @@ def _dtype(name: str | None) -> torch.dtype | None:
 
     if name is None:
         return None
-    if name.lower() not in DTYPES:
-        raise UsageError(
-            f"--dtype {name!r} is unknown: use one of {', '.join(dict.fromkeys(DTYPES.values()))}"
-        )
-    return getattr(torch, DTYPES[name.lower()])
+    known = dtype_name(name)
+    if known not in DTYPES:
+        raise UsageError(f"--dtype {name!r} is unknown: use one of {', '.join(DTYPES)}")
+    return getattr(torch, known)
 
 
 def _cast(model: nn.Module, dtype: torch.dtype | None) -> None:
@@ -263,7 +304,10 @@ def _example_inputs(
     """Call the file's ``example_inputs``; tensors go to the device and, if asked, to the dtype."""
     import torch
 
-    with user_code(f"{source.label}: example_inputs(model) failed", source), torch.no_grad():
+    from .nest import tensors_of
+
+    what = f"{source.label}: example_inputs(model) failed"
+    with user_code(what, source, "make them smaller, or choose another --device"), torch.no_grad():
         value = example(model)
     if isinstance(value, torch.Tensor):
         value = (value,)
@@ -277,12 +321,18 @@ def _example_inputs(
             "return a tuple (positional inputs) or a dict with names for keys (keyword inputs)"
         )
     where, dtype = torch_device(spec.device), _dtype(spec.dtype)
+    if any(t.is_meta for t in tensors_of(value)):
+        raise UsageError(
+            f"{source.label}: example_inputs(model) returned tensors without data (meta device): "
+            "make them on the CPU"
+        )
 
     def place(t: torch.Tensor) -> torch.Tensor:
         t = t.detach()
         return t.to(where, dtype) if dtype is not None and t.is_floating_point() else t.to(where)
 
-    value = map_tensors(place, value)
+    with user_code(f"{source.label}: example_inputs(model) can't be taken to {where}", source):
+        value = map_tensors(place, value)
     return (value, {}) if isinstance(value, tuple) else ((), value)
 
 
@@ -293,7 +343,7 @@ def _identity(spec: SourceSpec, source: Source, contents: dict[str, Any]) -> str
     del given["device"]
     if source.library is not None:
         given = {**given, "model": source.library, "attribute": None, "contents": contents}
-    given["dtype"] = DTYPES[spec.dtype.lower()] if spec.dtype else None
+    given["dtype"] = dtype_name(spec.dtype) if spec.dtype else None
     given["checkpoint"] = _checkpoint.fingerprint(spec.checkpoint) if spec.checkpoint else None
     digest.update(json.dumps(given, sort_keys=True).encode())
     for path in _modules.local_sources(source) if source.library is None else ():

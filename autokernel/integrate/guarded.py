@@ -4,7 +4,7 @@ Kernels read weights that were prepacked, and some were made for the content of 
 a table of angles).  Both can be changed behind their back.  A tensor counts as changed when its address or
 its version counter did: then weights are packed again, and constants compared with what they held.  Writes
 through ``.data`` move neither, nor do writes to tensors made under inference mode; `refresh_all` is for
-those.
+those.  Fused optimizers (``fused=True``) leave no trace either, so every optimizer's step counts as a change.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autokernel.integrate.rewrite import Pack
 from autokernel.regions.fingerprint import content_hash
@@ -106,6 +107,10 @@ def refresh_all() -> None:
     """See `Guarded.refresh`; for every graph with kernels in this process."""
     for guarded in list(_ALL):
         guarded.refresh()
+
+
+# One hook for all optimizers, which costs nothing between their steps.
+register_optimizer_step_post_hook(lambda *_: refresh_all())
 
 
 def _mark(tensor: Tensor) -> tuple[int, int]:

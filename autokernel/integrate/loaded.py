@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dynamo import trace_rules
 from torch._dynamo.external_utils import wrap_inline
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
@@ -211,6 +212,8 @@ def attach(model: nn.Module, artifact: Artifact, *, say: Callable[[str], None] |
             f"{type(model).__name__} has a __call__ of its own, past which no kernel would run: "
             "move what it does to forward()"
         )
+    if any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
+        raise UsageError("the model has lazy layers without weights yet: call it once, then load")
     merge_parameters(model, artifact)
     model._compiled_call_impl = LoadedCall(model, artifact, say=say)  # type: ignore[assignment]
     return model

@@ -58,7 +58,7 @@ class WholeModelOracle:
         flagged = ""
         try:
             if self._wide is None:
-                self._wide = oracle.widen_module(self.loaded.model)
+                self._wide = _widened(self.loaded.model)
             exact = _outputs(oracle.exact(self._wide, args, kwargs))
         except oracle.NoWideForm as why:
             exact, flagged = eager, f"no float64 form ({why}); compared with eager"
@@ -66,6 +66,16 @@ class WholeModelOracle:
 
     def close(self) -> None:
         self._wide = None
+
+
+def _widened(model: Any) -> Any:
+    """Raises NoWideForm for a model of which there can be no copy: one that holds a lock or a generator."""
+    try:
+        return oracle.widen_module(model)
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise oracle.NoWideForm(f"the model can't be copied: {error}") from error
 
 
 def agree(answers: Sequence[Answer], outputs: Sequence[Sequence[Tensor]]) -> Agreement:
