@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from autokernel import memory
 from autokernel.errors import UsageError
-from autokernel.proposers.clip import one_line
+from autokernel.proposers.clip import clip_middle, one_line
 from autokernel.proposers.proposal import Proposal
 from autokernel.records import COLUMNS, TIMED, Experiment, Task, Verdict
 from autokernel.results import FILE_NAME, Journal, source_id, source_path, store_source
@@ -32,6 +32,8 @@ NO_SLOWER = 0.98
 """A kernel is as fast as another when it is at least this fast with 95 % confidence."""
 SIMPLER = 0.9
 """Simpler is at most this part of the other's lines: each such keep may cost speed, so they must be few."""
+PRINTED = 4000
+"""Characters that are shown of what a kernel printed."""
 STARTER, UNNAMED = "starter", "by-hand"
 
 
@@ -347,6 +349,12 @@ def code_lines(source: str) -> int:
     return sum(1 for line in lines if line and not line.startswith(("# ", "#:", "//")) and line != "#")
 
 
+def printed(verdict: Verdict) -> str:
+    """What a kernel that is wrong has printed, for whoever repairs it; ``""`` for a right one, or nothing."""
+    text = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in verdict.log.strip())
+    return f"it printed:\n{clip_middle(text, PRINTED)}" if text and not verdict.correct else ""
+
+
 def exit_code(verdict: Verdict) -> int:
     """0 correct, 1 not, 2 when the environment failed and nothing is known of the kernel."""
     if verdict.status == "infra_error":
@@ -355,7 +363,7 @@ def exit_code(verdict: Verdict) -> int:
 
 
 def to_json(verdict: Verdict, row: Experiment) -> dict[str, Any]:
-    """One object: the columns of results.tsv, ``stages``, and in ``log`` what the candidate printed."""
+    """One object: the columns of results.tsv, and ``stages``."""
     data = asdict(row)
     stages = {name: {"passed": passed, "reason": reason} for name, (passed, reason) in verdict.stages.items()}
-    return {**{name: data[name] for name in COLUMNS}, "stages": stages, "log": verdict.log}
+    return {**{name: data[name] for name in COLUMNS}, "stages": stages}

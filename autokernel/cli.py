@@ -276,7 +276,7 @@ def bench(
 
     Logs to the results.tsv of --run, else of the run that the task lies in, else to ./results.tsv.
     """
-    from autokernel.bench import bench, exit_code, to_json
+    from autokernel.bench import bench, exit_code, printed, to_json
 
     done = bench(
         kernel,
@@ -289,6 +289,8 @@ def bench(
         agent=agent,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
+    if text := printed(done.verdict):
+        print(text, file=sys.stderr, flush=True)
     if not _emit(to_json(done.verdict, done.row), as_json, json_out):
         from autokernel.report.terminal import console, print_verdict
 

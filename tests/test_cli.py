@@ -276,7 +276,7 @@ def test_bench_judges_and_logs(
     assert got == code, data
     assert data["correctness"] == ("PASS" if code == 0 else "FAIL")
     assert (data["latency_us"] is not None) == (code == 0)
-    assert data["stages"] and set(data) == {*COLUMNS, "stages", "log"}
+    assert data["stages"] and set(data) == {*COLUMNS, "stages"}
     assert len(Path("results.tsv").read_text().splitlines()) == 2
 
 

@@ -255,9 +255,11 @@ def test_bench_shows_a_compilers_message_once_and_line_by_line() -> None:
     assert "    1 | x[0] = y;\n" in out.getvalue() and out.getvalue().count("kernel.cpp:1:38") == 1
 
 
-def test_json_has_what_the_candidate_printed() -> None:
-    verdict = Verdict("crash", "the process ended", log="assertion i < n")
-    assert bench.to_json(verdict, Experiment(1, "t", "norm", status="crash"))["log"] == "assertion i < n"
+def test_what_a_wrong_kernel_printed_is_shown() -> None:
+    assert bench.printed(Verdict("crash", "ended", log="assertion i < n\n")) == "it printed:\nassertion i < n"
+    assert bench.printed(Verdict("crash", "ended", log=" \n")) == ""
+    assert bench.printed(Verdict("discard", "slow", log="hello")) == ""
+    assert len(bench.printed(Verdict("crash", "ended", log="x\n" * 10**6))) < 5000
 
 
 # --- the skill -------------------------------------------------------------------------------------------
