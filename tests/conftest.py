@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -22,6 +23,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items:
         if marker := item.get_closest_marker("beside"):
             marker.args[0]()
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """What a test draws without a generator of its own is the same in every run, alone or after others."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
