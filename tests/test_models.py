@@ -196,7 +196,7 @@ def test_bert_is_torchs_own_encoder(tiny: Callable[[str], LoadedModel]) -> None:
         inputs["input_ids"][1, 13:] = (inputs["input_ids"][1, 13:] + 1) % 211
         torch.testing.assert_close(model(**inputs)[0][real], sequence[real])
         inputs["attention_mask"].fill_(1)
-        assert (model(**inputs)[0] - sequence)[1, :13].abs().max() > 1e-3
+        assert (model(**inputs)[0] - sequence)[1, :13].abs().max() > 1e-2
 
 
 def test_vit_is_torchs_own_encoder(tiny: Callable[[str], LoadedModel]) -> None:
