@@ -13,6 +13,7 @@ from autokernel.judge.compare import (
     check_structure,
     compare,
     error_of,
+    is_finite,
     measure,
     nonfinite_masks_equal,
     rounded_once,
@@ -174,6 +175,18 @@ def test_nonfinite_values_must_stand_where_float64_has_them() -> None:
         wrong[place] = value
         result = judged(wrong, exact, eager, e0)
         assert not result.ok and f"element [{place[0]}, {place[1]}]" in result.reason
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.int8, torch.bool]
+)
+def test_finite_is_known_of_every_type(dtype: torch.dtype) -> None:
+    values = (
+        torch.tensor([1.0, math.nan, 0.0]).to(dtype)
+        if dtype.is_floating_point
+        else torch.ones(3, dtype=dtype)
+    )
+    assert is_finite(values).tolist() == [True, not dtype.is_floating_point, True]
 
 
 def test_being_finite_where_only_eager_overflowed_is_no_fault() -> None:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from autokernel.capture.source import LoadedModel
 from autokernel.integrate.subjects import tensors_of
 from autokernel.judge import oracle
-from autokernel.judge.compare import error_of
+from autokernel.judge.compare import error_of, is_finite
 
 MAX_ERROR_RATIO = 1.5
 CLASSES = 16
@@ -93,8 +93,8 @@ def agree(answers: Sequence[Answer], outputs: Sequence[Sequence[Tensor]]) -> Agr
                 if not torch.equal(mine, eager):
                     return Agreement(False, f"{label} (integers) differs from eager's", None)
                 continue
-            finite = torch.isfinite(exact) & torch.isfinite(eager)
-            if not bool((torch.isfinite(mine) | ~finite).all()):
+            finite = is_finite(exact) & is_finite(eager)
+            if not bool((is_finite(mine) | ~finite).all()):
                 return Agreement(False, f"{label} has NaN or Inf where eager has numbers", None)
             e0, e = _error(eager, exact), _error(mine, exact)
             floor = torch.finfo(mine.dtype).eps if answer.flagged else torch.finfo(mine.dtype).eps / 8

@@ -42,6 +42,7 @@ from autokernel.judge.compare import (
     Limits,
     Measures,
     compare,
+    is_finite,
     is_inexact,
     limits_for,
     measure,
@@ -207,7 +208,7 @@ class _Admission:
             noise = rounding(dtype)
             if self.slow and math.isfinite(self.case.e0[i].peak):
                 noise += 2 * self.case.e0[i].peak
-            if measure(b, a, torch.isfinite(a) & torch.isfinite(b))[0].peak > noise:
+            if measure(b, a, is_finite(a) & is_finite(b))[0].peak > noise:
                 return True
         return False
 
@@ -229,7 +230,7 @@ def _answers(ports: Sequence[Port], case: Case, other: Case, i: int) -> Iterator
 
 
 def _mean(values: Tensor, dtype: torch.dtype) -> complex:
-    finite = values[torch.isfinite(values)]
+    finite = values[is_finite(values)]
     wide = finite.to(torch.complex128 if values.dtype.is_complex else torch.float64)
     mean = wide.mean().item() if finite.numel() else 0.0
     return mean if is_inexact(dtype) else round(mean)

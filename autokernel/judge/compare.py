@@ -162,10 +162,16 @@ def _tile_at(index: int, columns: int) -> tuple[int, int]:
     return index // columns * TILE, index % columns * TILE
 
 
+def is_finite(tensor: Tensor) -> Tensor:
+    """``torch.isfinite``, which torch 2.11 doesn't have for float8_e4m3fn."""
+    float8 = tensor.dtype.is_floating_point and tensor.element_size() == 1
+    return torch.isfinite(tensor.float() if float8 else tensor)
+
+
 def error_of(actual: Tensor, exact: Tensor) -> Measures:
     """e0 of one output of eager's. For integers ``frobenius`` is the number of elements that differ."""
     if is_inexact(actual.dtype):
-        return measure(actual, exact, torch.isfinite(exact) & torch.isfinite(actual))[0]
+        return measure(actual, exact, is_finite(exact) & is_finite(actual))[0]
     return Measures(float((actual != exact).sum()), 0.0, 0.0)
 
 
@@ -236,7 +242,7 @@ def compare(
     verdict = _compare_nonfinite(actual, exact, eager, label, excused)
     if verdict is not None:
         return verdict
-    counted = torch.isfinite(exact) & torch.isfinite(eager) & torch.isfinite(actual)
+    counted = is_finite(exact) & is_finite(eager) & is_finite(actual)
     errors, where = measure(actual, exact, counted)
     floor = 0.0
     if not exact_required and (int(counted.sum()) < FEW or eager.dtype in (torch.float64, torch.complex128)):
@@ -310,7 +316,7 @@ def _compare_nonfinite(
     a, r = actual.to(torch.float64), exact.to(torch.float64)
     if bool((torch.isfinite(a) & torch.isfinite(r)).all()):
         return None
-    forgiven = ~torch.isfinite(eager) & torch.isfinite(r)
+    forgiven = ~is_finite(eager) & torch.isfinite(r)
     if excused is not None:
         forgiven = forgiven | excused
     for name, of in (("NaN", torch.isnan), ("inf", torch.isposinf), ("-inf", torch.isneginf)):
